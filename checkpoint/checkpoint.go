@@ -1,0 +1,32 @@
+package checkpoint
+
+// Checkpoint is the state that a restart resumes from. It is written only inside
+// the Kafka transaction that delivers the records before it (DESIGN, invariant 2).
+type Checkpoint struct {
+	Position     Position
+	Source       Source
+	Publications []Publication
+	// Partitions is the partition count of each topic written to, as the first
+	// record saw it. A change of it moves keys between partitions.
+	Partitions map[string]int32
+}
+
+// Source identifies the database that the position belongs to. LSNs of two
+// clusters compare without complaint, so the identity is checked first.
+type Source struct {
+	SystemID string // IDENTIFY_SYSTEM's systemid, a 64-bit number in decimal
+	Database string
+	Timeline int32
+}
+
+// Publication is one that the stream names, with its horizon: the WAL LSN from
+// which on every change finds the publication in the catalog of its own moment.
+// Before it, naming the publication ends the stream (14 to 17) or loses changes in
+// silence (18). Horizon 0 means not known yet; it never changes once it is known.
+type Publication struct {
+	Name    string
+	Horizon LSN
+}
+
+// IsZero tells whether c is the checkpoint before the first one.
+func (c Checkpoint) IsZero() bool { return c.Position.IsZero() && c.Source == Source{} }

@@ -1,0 +1,140 @@
+package replication
+
+import (
+	"time"
+
+	"github.com/walrelay/walrelay/checkpoint"
+)
+
+// Op is what a change does to its table.
+type Op byte
+
+// The operations, by the letter that a record's "op" carries.
+const (
+	OpCreate   Op = 'c'
+	OpUpdate   Op = 'u'
+	OpDelete   Op = 'd'
+	OpTruncate Op = 't'
+	OpMessage  Op = 'm'
+	OpRead     Op = 'r' // a snapshot row
+)
+
+// String gives the record's "op".
+func (o Op) String() string { return string(byte(o)) }
+
+// EventKind tells which of an Event's fields hold.
+type EventKind uint8
+
+// The kinds of events, in the order in which a source transaction sends them.
+const (
+	// KindBegin opens a source transaction; Event.Txn is set.
+	KindBegin EventKind = iota + 1
+	// KindChange is one change; Event.Change is set. Outside KindBegin and
+	// KindCommit it is a logical message that is not transactional.
+	KindChange
+	// KindCommit closes the source transaction; Event.Txn is set, EndLSN included.
+	KindCommit
+	// KindProgress says that everything that ends at or before Event.LSN has been
+	// sent; it comes only outside a source transaction.
+	KindProgress
+)
+
+// Event is what the stream yields. It and all that it points to are valid until
+// the next call of Stream.Next.
+type Event struct {
+	Kind   EventKind
+	Txn    *Transaction
+	Change *Change
+	LSN    checkpoint.LSN
+}
+
+// Transaction is a source transaction.
+type Transaction struct {
+	XID        checkpoint.XID
+	CommitLSN  checkpoint.LSN // where the commit record starts
+	EndLSN     checkpoint.LSN // where it ends; 0 until KindCommit
+	CommitTime time.Time      // UTC, microseconds
+}
+
+// Change is one row event or one logical message, decoded from the WAL.
+type Change struct {
+	Op  Op
+	Seq uint64         // index within the source transaction, captured or not
+	LSN checkpoint.LSN // the change's own; neither unique nor ordered
+	// Txn is nil for a logical message that is not transactional.
+	Txn *Transaction
+	// Relation is nil for a logical message.
+	Relation *Relation
+	// Old is what PostgreSQL sent of the old row. OldIsKey tells that only the
+	// replica identity's columns hold and the others are meaningless nulls.
+	// Empty when nothing was sent.
+	Old      Tuple
+	OldIsKey bool
+	// New is the new row; empty for deletes, truncates and messages.
+	New Tuple
+	// Message holds for OpMessage.
+	Message Message
+}
+
+// Message is a logical message (pg_logical_emit_message).
+type Message struct {
+	Prefix        string
+	Transactional bool
+	Content       []byte
+}
+
+// Tuple is a row as pgoutput sent it: one value per column of the relation, in
+// its order.
+type Tuple []Value
+
+// ValueKind is pgoutput's letter for how a column's value stands in a tuple.
+type ValueKind byte
+
+// The kinds of values (PostgreSQL documentation, "Logical Replication Message
+// Formats", TupleData).
+const (
+	ValueNull      ValueKind = 'n'
+	ValueUnchanged ValueKind = 'u' // an unchanged TOAST value, which is not in the WAL
+	ValueText      ValueKind = 't'
+)
+
+// Value is one column's value: the text form of PostgreSQL under our session's
+// settings (UTF-8, TimeZone UTC, DateStyle ISO, IntervalStyle postgres, bytea hex).
+type Value struct {
+	Kind ValueKind
+	Text []byte
+}
+
+// ReplicaIdentity is pg_class.relreplident.
+type ReplicaIdentity byte
+
+// The replica identities.
+const (
+	IdentityDefault ReplicaIdentity = 'd' // the primary key
+	IdentityNothing ReplicaIdentity = 'n'
+	IdentityFull    ReplicaIdentity = 'f' // the whole row
+	IdentityIndex   ReplicaIdentity = 'i'
+)
+
+// Relation is a table as the RELATION message of that moment describes it. A
+// value is never changed once a change points to it: another shape is another
+// *Relation, so that the pointer may serve as a cache key.
+type Relation struct {
+	OID      uint32
+	Schema   string
+	Name     string
+	Identity ReplicaIdentity
+	Columns  []Column
+	// PrimaryKey holds the indexes into Columns of the primary key, in the table's
+	// column order, looked up in the catalog where RELATION does not tell (identity
+	// FULL or USING INDEX). Nil where there is none or RELATION's key flags are it.
+	PrimaryKey []int
+}
+
+// Column is a column of a Relation.
+type Column struct {
+	Name     string
+	TypeOID  uint32
+	TypeMod  int32
+	Identity bool // part of the replica identity; set on every column under FULL
+}
