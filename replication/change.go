@@ -46,6 +46,9 @@ type Event struct {
 	Txn    *Transaction
 	Change *Change
 	LSN    checkpoint.LSN
+	// Urgent goes with KindProgress: the server asked for a reply. A server that is
+	// shutting down waits until LSN is confirmed.
+	Urgent bool
 }
 
 // Transaction is a source transaction.
@@ -137,4 +140,21 @@ type Column struct {
 	TypeOID  uint32
 	TypeMod  int32
 	Identity bool // part of the replica identity; set on every column under FULL
+}
+
+// Key gives the indexes into Columns of the columns that identify a row, in the
+// table's column order: the primary key, or the index that is the replica
+// identity. Nil where the table has neither.
+func (r *Relation) Key() []int {
+	switch r.Identity {
+	case IdentityFull, IdentityNothing:
+		return r.PrimaryKey
+	}
+	var at []int
+	for i, c := range r.Columns {
+		if c.Identity {
+			at = append(at, i)
+		}
+	}
+	return at
 }

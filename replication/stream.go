@@ -1,0 +1,446 @@
+package replication
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/walrelay/walrelay/checkpoint"
+)
+
+// DefaultStatusInterval is how often PostgreSQL hears of us at least. A second is
+// far below any sensible wal_sender_timeout (60 s by default) and costs nothing.
+const DefaultStatusInterval = time.Second
+
+// DefaultBuffer bounds the bytes read from the wire and not yet taken: enough that
+// the receiver never waits for the loop at full speed.
+const DefaultBuffer = 1 << 20
+
+// StreamOptions says what to stream.
+type StreamOptions struct {
+	Slot         string
+	Publications []string
+	// Near is a recent transaction id of the cluster with its epoch (NewDecoder).
+	Near checkpoint.XID
+	// Keys looks primary keys up where RELATION does not tell them; nil for never.
+	Keys KeyLookup
+	// Buffer bounds the bytes read ahead; DefaultBuffer where 0.
+	Buffer int64
+	// StatusInterval is how often a status update is sent at least;
+	// DefaultStatusInterval where 0.
+	StatusInterval time.Duration
+}
+
+// System is what IDENTIFY_SYSTEM says of a server.
+type System struct {
+	checkpoint.Source
+	FlushLSN checkpoint.LSN // where the WAL flushed to disk ends
+}
+
+// Stream is a logical replication connection. Open, Start, then Next (or TryNext
+// with Ready) from one goroutine; Confirm from any. It owns two goroutines, the
+// receiver and the sender of status updates, which go on while nobody takes events:
+// that keeps the walsender connected while Kafka stands still (DESIGN, invariant 8).
+type Stream struct {
+	conn *pgconn.PgConn // until Start
+	cfg  *pgconn.Config
+
+	wire    net.Conn
+	front   *pgproto3.Frontend
+	buf     *bufio.Reader
+	queue   *queue
+	decoder *Decoder
+	current *slab
+	event   Event
+
+	confirmed atomic.Uint64 // LSN that status updates carry; 0 confirms nothing
+	kick      chan struct{} // a status update is wanted now
+	received  atomic.Uint64 // bytes of WAL messages received
+
+	stop     context.CancelCauseFunc
+	draining context.Context
+	wg       sync.WaitGroup
+}
+
+// ErrSlotActive says that another connection streams from the slot: it holds the
+// lease, and this instance is a standby.
+var ErrSlotActive = errors.New("replication slot is active")
+
+// ErrStreamClosed says that the stream was closed by this side.
+var ErrStreamClosed = errors.New("stream closed")
+
+// Open connects in replication mode. cfg comes from ReplicationConfig; the stream
+// changes nothing in it.
+func Open(ctx context.Context, cfg *pgconn.Config) (*Stream, error) {
+	s := &Stream{cfg: cfg.Copy(), kick: make(chan struct{}, 1)}
+	s.cfg.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		// The frontend reads in pieces of 8 KiB; behind a larger buffer that is a copy,
+		// in front of a socket it would be a system call per 40 rows.
+		s.buf = bufio.NewReaderSize(r, 2*slabSize)
+		return pgproto3.NewFrontend(s.buf, w)
+	}
+	conn, err := pgconn.ConnectConfig(ctx, s.cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect in replication mode: %w", err)
+	}
+	s.conn = conn
+	return s, nil
+}
+
+// Identify asks which cluster, database and timeline this is.
+func (s *Stream) Identify(ctx context.Context) (System, error) {
+	r, err := pglogrepl.IdentifySystem(ctx, s.conn)
+	if err != nil {
+		return System{}, fmt.Errorf("identify system: %w", err)
+	}
+	return System{
+		Source:   checkpoint.Source{SystemID: r.SystemID, Timeline: r.Timeline, Database: r.DBName},
+		FlushLSN: checkpoint.LSN(r.XLogPos),
+	}, nil
+}
+
+// TimelineHistory reads a timeline's history file; timeline 1 has none.
+func (s *Stream) TimelineHistory(ctx context.Context, timeline int32) ([]byte, error) {
+	r, err := pglogrepl.TimelineHistory(ctx, s.conn, timeline)
+	if err != nil {
+		return nil, fmt.Errorf("read history of timeline %d: %w", timeline, err)
+	}
+	return r.Content, nil
+}
+
+// PID is the walsender's process id.
+func (s *Stream) PID() uint32 { return s.conn.PID() }
+
+// Start takes the slot and begins to stream. It asks for the position 0/0, so that
+// the server begins at the slot's confirmed LSN; whoever holds the checkpoint skips
+// what it has (DESIGN, invariant 3). Nothing is confirmed before the first Confirm.
+// ErrSlotActive where another connection holds the slot.
+func (s *Stream) Start(ctx context.Context, o StreamOptions) error {
+	args := []string{
+		"proto_version '1'",
+		"publication_names " + quoteLiteral(quoteNames(o.Publications)),
+		// Messages are always asked for: seq counts them, captured or not, so that a
+		// change has one identity under every configuration.
+		"messages 'true'",
+	}
+	slot := `"` + strings.ReplaceAll(o.Slot, `"`, `""`) + `"`
+	if err := pglogrepl.StartReplication(ctx, s.conn, slot, 0, pglogrepl.StartReplicationOptions{PluginArgs: args}); err != nil {
+		var pgErr *pgconn.PgError
+		if errors.As(err, &pgErr) && pgErr.Code == "55006" { // object_in_use
+			return fmt.Errorf("%w: %s", ErrSlotActive, pgErr.Message)
+		}
+		return fmt.Errorf("start replication from slot %s: %w", o.Slot, err)
+	}
+	hijacked, err := s.conn.Hijack()
+	if err != nil {
+		return fmt.Errorf("start replication: take over the connection: %w", err)
+	}
+	if o.Buffer == 0 {
+		o.Buffer = DefaultBuffer
+	}
+	if o.StatusInterval == 0 {
+		o.StatusInterval = DefaultStatusInterval
+	}
+	s.wire, s.front = hijacked.Conn, hijacked.Frontend
+	s.queue = newQueue(o.Buffer)
+	s.decoder = NewDecoder(o.Near, o.Keys)
+	s.draining, s.stop = context.WithCancelCause(context.WithoutCancel(ctx))
+	s.wg.Add(2)
+	go s.receive()
+	go s.report(o.StatusInterval)
+	return nil
+}
+
+// Ready is signalled when TryNext may have something again.
+func (s *Stream) Ready() <-chan struct{} { return s.queue.ready }
+
+// TryNext returns the next event, or nil where none has arrived; then Ready tells
+// when to ask again. Everything that arrived before the connection ended is given
+// before its error.
+func (s *Stream) TryNext() (*Event, error) {
+	if ev := s.decoder.More(); ev != nil {
+		return ev, nil
+	}
+	for {
+		if s.current == nil {
+			next, err := s.queue.take(nil)
+			if next == nil {
+				return nil, err
+			}
+			s.current = next
+		}
+		e, ok := s.current.next()
+		if !ok {
+			next, err := s.queue.take(s.current)
+			s.current = next
+			if next == nil {
+				return nil, err
+			}
+			continue
+		}
+		if e.keepalive {
+			if s.decoder.InTransaction() {
+				continue // its WAL end lies before the open transaction's commit: no news
+			}
+			s.event = Event{Kind: KindProgress, LSN: e.lsn, Urgent: e.urgent}
+			return &s.event, nil
+		}
+		ev, err := s.decoder.Decode(e.lsn, e.msg)
+		if ev != nil || err != nil {
+			return ev, err
+		}
+	}
+}
+
+// Next waits for the next event.
+func (s *Stream) Next(ctx context.Context) (*Event, error) {
+	for {
+		if ev, err := s.TryNext(); ev != nil || err != nil {
+			return ev, err
+		}
+		select {
+		case <-s.Ready():
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// Confirm lets PostgreSQL forget everything that ends at or before lsn.
+//
+// Invariant 1 (durable before confirmed): the caller has committed a checkpoint at
+// or past lsn. A confirmed LSN never goes back.
+func (s *Stream) Confirm(lsn checkpoint.LSN) {
+	for {
+		old := s.confirmed.Load()
+		if uint64(lsn) <= old {
+			return
+		}
+		if s.confirmed.CompareAndSwap(old, uint64(lsn)) {
+			signal(s.kick)
+			return
+		}
+	}
+}
+
+// Confirmed is the LSN that status updates carry.
+func (s *Stream) Confirmed() checkpoint.LSN { return checkpoint.LSN(s.confirmed.Load()) }
+
+// Buffered is the number of bytes received and not yet taken.
+func (s *Stream) Buffered() int64 { return s.queue.buffered() }
+
+// Received is the number of bytes of WAL messages received so far.
+func (s *Stream) Received() uint64 { return s.received.Load() }
+
+// receive reads the wire until it ends. It blocks on the queue's bound and so, in
+// turn, on the socket: that is the back-pressure.
+func (s *Stream) receive() {
+	defer s.wg.Done()
+	cur := s.queue.newSlab()
+	flush := func() error {
+		if len(cur.buf) == 0 {
+			return nil
+		}
+		if err := s.queue.push(s.draining, cur); err != nil {
+			return err
+		}
+		cur = s.queue.newSlab()
+		return nil
+	}
+	for {
+		// Whatever has arrived is handed over before the next read can block.
+		if s.front.ReadBufferLen() == 0 && s.buf.Buffered() == 0 {
+			if err := flush(); err != nil {
+				s.drain(err)
+				return
+			}
+		}
+		msg, err := s.receiveMessage()
+		if err != nil {
+			if ferr := flush(); ferr != nil {
+				err = ferr
+			}
+			s.queue.close(err)
+			return
+		}
+		if len(cur.buf) > 0 && len(cur.buf)+len(msg)+entryHeader > slabSize {
+			if err := flush(); err != nil {
+				s.drain(err)
+				return
+			}
+		}
+		if err := s.accept(cur, msg); err != nil {
+			s.queue.close(err)
+			return
+		}
+	}
+}
+
+// receiveMessage gives the payload of the next CopyData, valid until the next call.
+func (s *Stream) receiveMessage() ([]byte, error) {
+	for {
+		msg, err := s.front.Receive()
+		if err != nil {
+			return nil, fmt.Errorf("read replication stream: %w", err)
+		}
+		switch m := msg.(type) {
+		case *pgproto3.CopyData:
+			return m.Data, nil
+		case *pgproto3.ErrorResponse:
+			return nil, fmt.Errorf("replication stream: %w", pgconn.ErrorResponseToPgError(m))
+		case *pgproto3.CopyDone, *pgproto3.CommandComplete:
+			return nil, fmt.Errorf("read replication stream: the server ended it: %w", io.EOF)
+		case *pgproto3.NoticeResponse, *pgproto3.ParameterStatus:
+		default:
+			return nil, fmt.Errorf("read replication stream: message %T was not expected", m)
+		}
+	}
+}
+
+// Sizes of the two messages inside CopyData (PostgreSQL documentation, "Streaming
+// Replication Protocol").
+const (
+	xlogDataHeader = 1 + 8 + 8 + 8
+	keepaliveSize  = 1 + 8 + 8 + 1
+)
+
+func (s *Stream) accept(cur *slab, msg []byte) error {
+	switch {
+	case len(msg) >= xlogDataHeader && msg[0] == pglogrepl.XLogDataByteID:
+		s.received.Add(uint64(len(msg)))
+		cur.add(checkpoint.LSN(binary.BigEndian.Uint64(msg[1:])), msg[xlogDataHeader:])
+	case len(msg) == keepaliveSize && msg[0] == pglogrepl.PrimaryKeepaliveMessageByteID:
+		urgent := msg[17] != 0
+		cur.addProgress(checkpoint.LSN(binary.BigEndian.Uint64(msg[1:])), urgent)
+		if urgent {
+			signal(s.kick)
+		}
+	default:
+		return &ProtocolError{Reason: fmt.Sprintf("CopyData of %d bytes that is neither WAL data nor a keepalive", len(msg))}
+	}
+	return nil
+}
+
+// drain reads on without keeping anything until the server closes the connection.
+func (s *Stream) drain(err error) {
+	s.queue.close(err)
+	for {
+		if _, rerr := s.front.Receive(); rerr != nil {
+			return
+		}
+	}
+}
+
+// report sends status updates: at the interval, and when kicked by a confirm or by
+// a keepalive that asks for a reply.
+func (s *Stream) report(interval time.Duration) {
+	defer s.wg.Done()
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	var buf []byte
+	for {
+		select {
+		case <-tick.C:
+		case <-s.kick:
+		case <-s.draining.Done():
+			return
+		}
+		buf = appendStatus(buf[:0], checkpoint.LSN(s.confirmed.Load()), time.Now())
+		if err := s.write(buf, 10*time.Second+interval); err != nil {
+			// The receiver sees the end of the connection too, and tells.
+			s.wire.Close()
+			return
+		}
+	}
+}
+
+func (s *Stream) write(b []byte, budget time.Duration) error {
+	if err := s.wire.SetWriteDeadline(time.Now().Add(budget)); err != nil {
+		return err
+	}
+	_, err := s.wire.Write(b)
+	return err
+}
+
+// appendStatus appends a standby status update in its CopyData frame.
+//
+// Write, flush and apply are all the confirmed LSN, explicitly: a flush position of
+// 0 confirms nothing, and a client library that fills it in with the write position
+// would confirm what Kafka does not have (DESIGN, invariant 1).
+func appendStatus(dst []byte, confirmed checkpoint.LSN, now time.Time) []byte {
+	dst = append(dst, 'd')
+	dst = binary.BigEndian.AppendUint32(dst, 4+1+4*8+1)
+	dst = append(dst, pglogrepl.StandbyStatusUpdateByteID)
+	for range 3 {
+		dst = binary.BigEndian.AppendUint64(dst, uint64(confirmed))
+	}
+	dst = binary.BigEndian.AppendUint64(dst, uint64(now.UnixMicro()-pgEpoch))
+	return append(dst, 0) // no reply wanted
+}
+
+// Close sends the last confirmed LSN and waits, within ctx, until the server has
+// read it and let the slot go. A stream that was never started is just closed.
+func (s *Stream) Close(ctx context.Context) error {
+	if s.wire == nil {
+		return s.conn.Close(ctx)
+	}
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(5 * time.Second)
+	}
+	s.stop(ErrStreamClosed) // the receiver drains from here on
+	terminate := append(appendStatus(nil, checkpoint.LSN(s.confirmed.Load()), time.Now()), 'X', 0, 0, 0, 4)
+	// The server reads both even in the middle of a large transaction, and closes the
+	// connection once the slot is released; waiting for that makes "exit 0" mean that
+	// the confirm arrived.
+	err := s.write(terminate, time.Until(deadline))
+	if derr := s.wire.SetReadDeadline(deadline); err == nil {
+		err = derr
+	}
+	if err != nil {
+		s.wire.Close()
+	}
+	s.wg.Wait()
+	if cerr := s.wire.Close(); err == nil && !errors.Is(cerr, net.ErrClosed) {
+		err = cerr
+	}
+	if err != nil {
+		return fmt.Errorf("close replication stream: %w", err)
+	}
+	return nil
+}
+
+// Abort closes the connection at once, without a last status update.
+func (s *Stream) Abort() {
+	if s.wire == nil {
+		s.conn.Conn().Close()
+		return
+	}
+	s.stop(ErrStreamClosed)
+	s.wire.Close()
+	s.wg.Wait()
+}
+
+// quoteNames gives publication names as pgoutput's option wants them: identifiers,
+// separated by commas.
+func quoteNames(names []string) string {
+	quoted := make([]string, len(names))
+	for i, n := range names {
+		quoted[i] = `"` + strings.ReplaceAll(n, `"`, `""`) + `"`
+	}
+	return strings.Join(quoted, ",")
+}
+
+func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
