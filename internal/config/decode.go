@@ -1,16 +1,17 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/goccy/go-yaml"
-	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
+	"go.yaml.in/yaml/v3"
 )
 
 // decoder walks the YAML syntax tree alongside the structs. It does so by hand
@@ -47,7 +48,7 @@ func (d *decoder) at(path string) source { return d.seen[path] }
 // parse turns the text into a tree. Syntax errors are the one kind that hides
 // others: behind one, nothing can be told of the rest. ok is false then, and
 // where the file holds nothing to decode.
-func (d *decoder) parse(data []byte) (root ast.Node, ok bool) {
+func (d *decoder) parse(data []byte) (root *yaml.Node, ok bool) {
 	defer func() {
 		// The parser is not ours and a configuration file is not worth a crash
 		// dump, which would show the text around it.
@@ -56,52 +57,69 @@ func (d *decoder) parse(data []byte) (root ast.Node, ok bool) {
 			d.problems.add(Problem{Reason: "the file cannot be parsed as YAML", Remedy: "look for unbalanced quotes, brackets and indentation"})
 		}
 	}()
-	// Duplicate keys are reported by the walk, together with everything else.
-	file, err := parser.ParseBytes(data, 0, parser.AllowDuplicateMapKey())
-	if err != nil {
+	docs := yaml.NewDecoder(bytes.NewReader(data))
+	var doc, second yaml.Node
+	if err := docs.Decode(&doc); errors.Is(err, io.EOF) {
+		return nil, true // empty: everything that is mandatory is missing
+	} else if err != nil {
 		d.problems.add(syntaxProblem(err, data))
 		return nil, false
 	}
-	switch {
-	case len(file.Docs) > 1 && file.Docs[1].Body != nil:
+	if err := docs.Decode(&second); err == nil {
 		d.problems.add(Problem{
-			Line: line(file.Docs[1].Body), Reason: "the file has more than one YAML document",
+			Line: second.Line, Reason: "the file has more than one YAML document",
 			Remedy: "keep one connector to a file and remove the --- lines",
 		})
 		return nil, false
-	case len(file.Docs) == 0 || file.Docs[0].Body == nil:
-		return nil, true // empty: everything that is mandatory is missing
+	} else if !errors.Is(err, io.EOF) {
+		d.problems.add(syntaxProblem(err, data))
+		return nil, false
 	}
-	return file.Docs[0].Body, true
+	return doc.Content[0], true
 }
 
-// syntaxProblem takes message and line from the parser's error and leaves its
-// excerpt of the file out: that may hold a password.
+// syntaxProblem takes what it can from the parser's error, which is only text.
+// Its lines need care: the first one is not named, and where the grammar (not
+// the characters) is at fault, they count from 0. Names of anchors are left
+// out: what looks like one is most likely an unquoted value, perhaps a secret.
 func syntaxProblem(err error, data []byte) Problem {
-	p := Problem{Reason: "YAML syntax error", Remedy: "look at this line and the one before it"}
-	var se *yaml.SyntaxError
-	if !errors.As(err, &se) || se.Token == nil || se.Token.Position == nil {
+	p := Problem{Line: 1, Reason: "YAML syntax error", Remedy: "look at this line and the one before it"}
+	text := strings.TrimPrefix(err.Error(), "yaml: ")
+	if m := regexp.MustCompile(`^line ([0-9]+): (.*)$`).FindStringSubmatch(text); m != nil {
+		p.Line, _ = strconv.Atoi(m[1]) // digits, by the pattern
+		text = m[2]
+		if regexp.MustCompile(`^did not find expected (node content|key|',|'-'|<)`).MatchString(text) {
+			p.Line++
+		}
+	}
+	if strings.Contains(text, "anchor") {
+		p.Reason += ": a value that begins with * or & is an alias or anchor to YAML"
+		p.Remedy = `write such values in quotes: "*.*"`
 		return p
 	}
-	p.Line = se.Token.Position.Line
-	p.Reason += ": " + se.Message
-	lines := strings.Split(string(data), "\n")
-	if p.Line < 1 || p.Line > len(lines) {
-		return p
-	}
-	switch text := lines[p.Line-1]; {
-	case strings.Contains(text, "${") && strings.ContainsAny(text, "[{"):
+	p.Reason += ": " + text
+	switch line := lineOf(data, p.Line); {
+	case strings.Contains(line, "${") && strings.ContainsAny(line, "[{"):
 		p.Remedy = `inside [ ] and { } write references in quotes: "${VAR}"`
-	case strings.Contains(text, "\t"):
+	case strings.Contains(line, "\t"):
 		p.Remedy = "indent with blanks, not with tabs"
-	case strings.Contains(text, "*") || strings.Contains(text, "!"):
+	case strings.Contains(line, "*") || strings.Contains(line, "!"):
 		p.Remedy = `write values that begin with * or ! in quotes: "*.*"`
 	}
 	return p
 }
 
+// lineOf is line n of a text, from 1, and empty where there is none.
+func lineOf(data []byte, n int) string {
+	lines := strings.Split(string(data), "\n")
+	if n < 1 || n > len(lines) {
+		return ""
+	}
+	return lines[n-1]
+}
+
 // decode reads the tree over c, which holds the defaults.
-func (d *decoder) decode(root ast.Node, c *Config) {
+func (d *decoder) decode(root *yaml.Node, c *Config) {
 	if root == nil {
 		return
 	}
@@ -115,7 +133,7 @@ func (d *decoder) decode(root ast.Node, c *Config) {
 
 // value decodes n into v by v's type. What cannot be decoded is a problem and
 // leaves v as it is.
-func (d *decoder) value(n ast.Node, path string, v reflect.Value) {
+func (d *decoder) value(n *yaml.Node, path string, v reflect.Value) {
 	if !d.plainNode(n, path, v.Type()) {
 		return
 	}
@@ -136,14 +154,14 @@ func (d *decoder) value(n ast.Node, path string, v reflect.Value) {
 // plainNode refuses anchors, aliases, merges and tags. A file of forty keys
 // does not need them, and nearly always they are a forgotten pair of quotes:
 // *.* is an alias to YAML, !public.audit a tag.
-func (d *decoder) plainNode(n ast.Node, path string, t reflect.Type) bool {
+func (d *decoder) plainNode(n *yaml.Node, path string, t reflect.Type) bool {
 	var what string
-	switch n.(type) {
-	case *ast.AliasNode:
+	switch {
+	case n.Kind == yaml.AliasNode:
 		what = "a value that begins with * is an alias to YAML"
-	case *ast.AnchorNode:
+	case n.Anchor != "":
 		what = "a value that begins with & is an anchor to YAML"
-	case *ast.TagNode:
+	case n.Style&yaml.TaggedStyle != 0:
 		what = "a value that begins with ! is a tag to YAML"
 	default:
 		return true
@@ -153,7 +171,7 @@ func (d *decoder) plainNode(n ast.Node, path string, t reflect.Type) bool {
 }
 
 // group decodes a mapping into a struct.
-func (d *decoder) group(n ast.Node, path string, v reflect.Value) {
+func (d *decoder) group(n *yaml.Node, path string, v reflect.Value) {
 	entries, ok := d.entries(n, path, v.Type())
 	if !ok {
 		return
@@ -173,47 +191,39 @@ func (d *decoder) group(n ast.Node, path string, v reflect.Value) {
 type entry struct {
 	key  string
 	line int
-	node ast.Node
+	node *yaml.Node
 }
 
 // entries lists a mapping's keys, each once; a second time is a problem. A
 // mapping whose lines are all commented out is null to YAML and counts as
 // empty.
-func (d *decoder) entries(n ast.Node, path string, t reflect.Type) ([]entry, bool) {
-	var values []*ast.MappingValueNode
-	switch m := n.(type) {
-	case *ast.MappingNode:
-		values = m.Values
-	case *ast.MappingValueNode:
-		values = []*ast.MappingValueNode{m}
-	case *ast.NullNode:
+func (d *decoder) entries(n *yaml.Node, path string, t reflect.Type) ([]entry, bool) {
+	if isNull(n) {
 		return nil, true
-	default:
+	}
+	if n.Kind != yaml.MappingNode {
 		d.add(n, path, t, "must be a mapping", "write keys and values: "+d.someKeys(path))
 		return nil, false
 	}
 	var list []entry
 	first := make(map[string]int)
-	for _, mv := range values {
-		key, ok := keyText(mv.Key)
-		if !ok {
-			d.problems.add(Problem{Path: path, Line: line(mv.Key), Reason: "a key that is not plain text", Remedy: "write KEY: VALUE; merges (<<) and complex keys (?) are not taken"})
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, node := n.Content[i], n.Content[i+1]
+		if k.Kind != yaml.ScalarNode || k.Tag == "!!merge" {
+			d.problems.add(Problem{Path: path, Line: k.Line, Reason: "a key that is not plain text", Remedy: "write KEY: VALUE; merges (<<) and complex keys (?) are not taken"})
 			continue
 		}
+		key := k.Value
 		if at, dup := first[key]; dup {
 			d.problems.add(Problem{
-				Path: join(path, key), Line: line(mv.Key),
+				Path: join(path, key), Line: k.Line,
 				Reason: fmt.Sprintf("the key is there already, in line %d", at), Remedy: "keep one of the two",
 			})
 			continue
 		}
-		first[key] = line(mv.Key)
-		node := mv.Value
-		if node == nil { // KEY: at the very end of a file
-			node = ast.Null(mv.GetToken())
-		}
-		d.seen[join(path, key)] = source{line: line(mv.Key), text: scalarText(node)}
-		list = append(list, entry{key: key, line: line(mv.Key), node: node})
+		first[key] = k.Line
+		d.seen[join(path, key)] = source{line: k.Line, text: scalarText(node)}
+		list = append(list, entry{key: key, line: k.Line, node: node})
 	}
 	return list, true
 }
@@ -235,7 +245,7 @@ func (d *decoder) unknown(e entry, path string, v reflect.Value) {
 		if !secretNear && !holdsSecret(fieldsOf(v)[slices.Index(siblings, right)].value.Type()) {
 			p.Value = scalarText(e.node)
 		}
-	} else if home, ok := d.elsewhere(e.key); ok {
+	} else if home, ok := d.elsewhere(e.key); ok && path == "" {
 		p.Remedy = "it belongs at " + home
 		d.problems.cover(home)
 	} else {
@@ -244,7 +254,8 @@ func (d *decoder) unknown(e entry, path string, v reflect.Value) {
 	d.problems.add(p)
 }
 
-// elsewhere finds the one place where a misplaced key belongs.
+// elsewhere finds the one place where a key of the top level belongs: most
+// often it lost its indentation.
 func (d *decoder) elsewhere(key string) (string, bool) {
 	var found []string
 	for _, p := range d.table.order {
@@ -267,7 +278,7 @@ func (d *decoder) someKeys(path string) string {
 }
 
 // strings decodes a list of strings.
-func (d *decoder) strings(n ast.Node, path string, v reflect.Value) {
+func (d *decoder) strings(n *yaml.Node, path string, v reflect.Value) {
 	items, ok := d.items(n, path, v.Type())
 	if !ok {
 		return
@@ -284,7 +295,7 @@ func (d *decoder) strings(n ast.Node, path string, v reflect.Value) {
 }
 
 // outboxes decodes the list of outbox tables, each over its defaults.
-func (d *decoder) outboxes(n ast.Node, path string, v reflect.Value) {
+func (d *decoder) outboxes(n *yaml.Node, path string, v reflect.Value) {
 	items, ok := d.items(n, path, v.Type())
 	if !ok {
 		return
@@ -299,22 +310,22 @@ func (d *decoder) outboxes(n ast.Node, path string, v reflect.Value) {
 
 // items lists a sequence's elements, and notes where each stands. Null counts
 // as empty, as for mappings.
-func (d *decoder) items(n ast.Node, path string, t reflect.Type) ([]ast.Node, bool) {
-	switch s := n.(type) {
-	case *ast.SequenceNode:
-		for i, item := range s.Values {
-			d.seen[fmt.Sprintf("%s[%d]", path, i)] = source{line: line(item), text: scalarText(item)}
-		}
-		return s.Values, true
-	case *ast.NullNode:
+func (d *decoder) items(n *yaml.Node, path string, t reflect.Type) ([]*yaml.Node, bool) {
+	if isNull(n) {
 		return nil, true
 	}
-	d.add(n, path, t, "must be a list", "write [a, b], or one - line per element")
-	return nil, false
+	if n.Kind != yaml.SequenceNode {
+		d.add(n, path, t, "must be a list", "write [a, b], or one - line per element")
+		return nil, false
+	}
+	for i, item := range n.Content {
+		d.seen[fmt.Sprintf("%s[%d]", path, i)] = source{line: item.Line, text: scalarText(item)}
+	}
+	return n.Content, true
 }
 
 // dictionary decodes a mapping with free keys, to strings or to lists of them.
-func (d *decoder) dictionary(n ast.Node, path string, v reflect.Value) {
+func (d *decoder) dictionary(n *yaml.Node, path string, v reflect.Value) {
 	entries, ok := d.entries(n, path, v.Type())
 	if !ok {
 		return
@@ -331,8 +342,8 @@ func (d *decoder) dictionary(n ast.Node, path string, v reflect.Value) {
 }
 
 // add reports a problem with n, quoting the value unless it may be secret.
-func (d *decoder) add(n ast.Node, path string, t reflect.Type, reason, remedy string) {
-	p := Problem{Path: path, Line: line(n), Value: scalarText(n), Reason: reason, Remedy: remedy}
+func (d *decoder) add(n *yaml.Node, path string, t reflect.Type, reason, remedy string) {
+	p := Problem{Path: path, Line: n.Line, Value: scalarText(n), Reason: reason, Remedy: remedy}
 	if p.Value != "" && holdsSecret(t) {
 		p.Value = masked
 	}
@@ -340,24 +351,20 @@ func (d *decoder) add(n ast.Node, path string, t reflect.Type, reason, remedy st
 }
 
 // scalar decodes one value, references resolved, and tells whether it could.
-func (d *decoder) scalar(n ast.Node, path string, v reflect.Value) bool {
+func (d *decoder) scalar(n *yaml.Node, path string, v reflect.Value) bool {
 	// null-payload: null is the one place where YAML's null is a word.
-	word := slices.Contains(d.table.at(path).enum, n.GetToken().Value)
-	if _, null := n.(*ast.NullNode); null && !word {
-		d.problems.add(Problem{Path: path, Line: line(n), Reason: "the key has no value", Remedy: `write one, "" for an empty text, or leave the key out`})
+	word := slices.Contains(d.table.at(path).enum, n.Value)
+	switch {
+	case isNull(n) && !word:
+		d.problems.add(Problem{Path: path, Line: n.Line, Reason: "the key has no value", Remedy: `write one, "" for an empty text, or leave the key out`})
 		return false
-	}
-	if _, isScalar := n.(ast.ScalarNode); !isScalar {
+	case n.Kind != yaml.ScalarNode:
 		d.add(n, path, v.Type(), "must be a single value", kindRemedy(v.Type()))
 		return false
 	}
-	raw := scalarText(n)
-	if word {
-		raw = n.GetToken().Value
-	}
-	text, failed := interpolate(raw, d.env, d.readFile)
+	text, failed := interpolate(n.Value, d.env, d.readFile)
 	for _, f := range failed {
-		d.problems.add(Problem{Path: path, Line: line(n), Value: f.ref, Reason: f.reason, Remedy: f.remedy})
+		d.problems.add(Problem{Path: path, Line: n.Line, Value: f.ref, Reason: f.reason, Remedy: f.remedy})
 	}
 	if len(failed) > 0 {
 		return false
@@ -423,39 +430,15 @@ func kindRemedy(t reflect.Type) string {
 	return "write one text, in quotes where it has special characters"
 }
 
-// keyText is a mapping key as text; numbers and the like count as they stand.
-func keyText(k ast.MapKeyNode) (string, bool) {
-	if _, merge := k.(*ast.MergeKeyNode); merge {
-		return "", false
-	}
-	n, ok := k.(ast.ScalarNode)
-	if !ok {
-		return "", false
-	}
-	return scalarText(n), true
-}
+// isNull tells whether n is YAML's null: nothing at all, ~ or null.
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
 
 // scalarText is a scalar as it stands in the file, without its quotes, and
 // empty for everything else. Numbers keep their digits: a password of 007 is
 // not 7.
-func scalarText(n ast.Node) string {
-	switch s := n.(type) {
-	case *ast.StringNode:
-		return s.Value
-	case *ast.LiteralNode:
-		return s.Value.Value
-	case *ast.NullNode:
+func scalarText(n *yaml.Node) string {
+	if n.Kind != yaml.ScalarNode || isNull(n) {
 		return ""
-	case ast.ScalarNode:
-		return s.GetToken().Value
 	}
-	return ""
-}
-
-// line is where n stands, 0 if the parser does not know.
-func line(n ast.Node) int {
-	if tk := n.GetToken(); tk != nil && tk.Position != nil {
-		return tk.Position.Line
-	}
-	return 0
+	return n.Value
 }

@@ -77,8 +77,10 @@ func (p *Problems) cover(path string) {
 // spoken tells whether a problem at path, or at something that contains it,
 // is in the list.
 func (p *Problems) spoken(path string) bool {
-	if p.covered[path] {
-		return true
+	for c := range p.covered {
+		if c == path || inside(path, c) {
+			return true
+		}
 	}
 	for _, q := range p.list {
 		if q.Path == path || inside(path, q.Path) {

@@ -114,7 +114,14 @@ func scalarSchema(v reflect.Value, s spec) map[string]any {
 			map[string]any{"type": "string", "pattern": `^ *(0|([0-9]+d)?([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))*) *$`})
 	}
 	if len(s.enum) > 0 {
-		return orReference(map[string]any{"enum": s.enum})
+		choices := make([]any, 0, len(s.enum)+1)
+		for _, e := range s.enum {
+			choices = append(choices, e)
+			if e == "null" { // without quotes it is no text to editors, and taken all the same
+				choices = append(choices, nil)
+			}
+		}
+		return orReference(map[string]any{"enum": choices})
 	}
 	// Plain digits are a fine text to YAML's reader of this file.
 	return map[string]any{"type": []string{"string", "number", "boolean"}}

@@ -27,23 +27,29 @@ func closest(s string, choices []string) (string, bool) {
 	return choices[bestAt], true
 }
 
-// editDistance counts the insertions, deletions and replacements that turn a
-// into b (Levenshtein's, one row at a time).
+// editDistance counts the insertions, deletions, replacements and swaps of
+// neighbours that turn a into b (Levenshtein's, with Damerau's swap).
 func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
 	}
 	for i := 1; i <= len(a); i++ {
-		diagonal := row[0]
-		row[0] = i
 		for j := 1; j <= len(b); j++ {
 			cost := 1
 			if a[i-1] == b[j-1] {
 				cost = 0
 			}
-			diagonal, row[j] = row[j], min(row[j]+1, row[j-1]+1, diagonal+cost)
+			n := min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				n = min(n, rows[i-2][j-2]+1)
+			}
+			rows[i][j] = n
 		}
 	}
-	return row[len(b)]
+	return rows[len(a)][len(b)]
 }
