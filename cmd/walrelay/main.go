@@ -71,7 +71,6 @@ func newRootCommand(a *app) *cobra.Command {
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.CompletionOptions.DisableDefaultCmd = true // completion.go has ours
-	root.SetHelpCommand(&cobra.Command{Hidden: true})
 	a.addLogFlags(root.PersistentFlags())
 	root.AddCommand(
 		newConfigCommand(a),

@@ -42,7 +42,7 @@ func (p *printer) group(v reflect.Value, path, indent string) {
 
 // entry writes one key with its value.
 func (p *printer) entry(key string, v reflect.Value, path, indent string) {
-	fmt.Fprintf(&p.out, "%s%s:", indent, yamlText(key))
+	fmt.Fprintf(&p.out, "%s%s:", indent, key)
 	switch {
 	case isGroup(v.Type()):
 		p.out.WriteByte('\n')
