@@ -68,9 +68,9 @@ func Run(ctx context.Context, o Options) error {
 // listen opens the address, waiting for it to become free. It returns nil, nil
 // when ctx ended first.
 func listen(ctx context.Context, o Options) (net.Listener, error) {
-	var config net.ListenConfig
+	var lc net.ListenConfig
 	for retry, waited := retryFirst, false; ; retry = min(2*retry, retryMax) {
-		l, err := config.Listen(ctx, "tcp", o.Listen)
+		l, err := lc.Listen(ctx, "tcp", o.Listen)
 		switch {
 		case err == nil:
 			if waited {

@@ -183,8 +183,8 @@ func TestStatusWithoutAJSONFormIsAnError(t *testing.T) {
 }
 
 func TestAddressInUseIsWaitedFor(t *testing.T) {
-	var config net.ListenConfig
-	first, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	var lc net.ListenConfig
+	first, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,8 +218,8 @@ func TestAddressInUseIsWaitedFor(t *testing.T) {
 }
 
 func TestStopWhileTheAddressIsInUse(t *testing.T) {
-	var config net.ListenConfig
-	first, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	var lc net.ListenConfig
+	first, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

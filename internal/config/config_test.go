@@ -170,6 +170,24 @@ func TestLoadReadsFilesAndNamesThemWhenItCannot(t *testing.T) {
 	}
 }
 
+func TestReferences(t *testing.T) {
+	env := lookup(map[string]string{"A": "a", "EMPTY": "", "EVIL": "${A} ${file:/etc/passwd}"})
+	file := func(string) ([]byte, error) { return []byte("f\r\n\n"), nil }
+	for in, want := range map[string]string{
+		"x${A}y${A}": "xaya", "${A:-b}": "a", "${B:-b}": "b", "${EMPTY:-b}": "b", "${EMPTY}": "", "${B:-}": "", "${B:-c:-d}": "c:-d",
+		"${file:/x}!": "f!", "$${A}": "${A}", "$A": "$A", "pa$$w": "pa$$w", "${EVIL}": "${A} ${file:/etc/passwd}", "": "",
+	} {
+		if got, failed := interpolate(in, env, file); got != want || len(failed) > 0 {
+			t.Errorf("%q becomes %q, %v; want %q", in, got, failed, want)
+		}
+	}
+	for _, in := range []string{"${B}", "${A", "${}", "${A B}", "${1}"} {
+		if got, failed := interpolate(in, env, file); len(failed) != 1 {
+			t.Errorf("%q becomes %q, %v", in, got, failed)
+		}
+	}
+}
+
 func TestTLSIsOnWhereAFileIsNamedUnlessSaidOtherwise(t *testing.T) {
 	for _, c := range []struct {
 		tls  string

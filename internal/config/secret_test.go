@@ -68,6 +68,9 @@ func TestSecretsAreNeverShown(t *testing.T) {
 	if out := shown(t, c.Admin.Token); !strings.Contains(out, "***") {
 		t.Errorf("a secret is not visible as masked:\n%s", out)
 	}
+	if got := fmt.Sprintf("%d %x", c.Admin.Token, c.Admin.Token); got != "*** ***" { //nolint:govet // the wrong verb is the point
+		t.Errorf("with the wrong verbs a secret prints as %s", got)
+	}
 	if c.Admin.Token.Reveal() != k || NewSecret("").String() != "" || !c.Admin.Token.Equal(NewSecret(k)) {
 		t.Error("Reveal, Equal or the empty secret are wrong")
 	}
@@ -100,6 +103,17 @@ func TestDSNsPrintWithoutTheirPassword(t *testing.T) {
 	} {
 		if got := NewDSN(dsn).String(); got != want {
 			t.Errorf("%s\n prints as %s\n want      %s", dsn, got, want)
+		}
+	}
+}
+
+func TestGoodDSNsAreTaken(t *testing.T) {
+	for _, dsn := range []string{
+		"postgres://u:p@h/d", "postgresql://u:p%40@h1:5432,h2:5433/d?target_session_attrs=read-write", "postgres://u@[::1]:5432/d",
+		"host=/var/run/postgresql dbname=d", "host=h user=u password='a b'", "postgres:///d?host=/tmp",
+	} {
+		if reason, remedy := NewDSN(dsn).check(); reason != "" {
+			t.Errorf("%s: %s; %s", dsn, reason, remedy)
 		}
 	}
 }
