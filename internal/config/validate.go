@@ -1,0 +1,433 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Validate checks the whole configuration and returns a *Problems, or nil.
+// Load and Parse have done so already; it is for a Config built in code, after
+// FillNames.
+func (c Config) Validate() error {
+	p := &Problems{}
+	c.validate(p, func(string) source { return source{} })
+	return p.err()
+}
+
+// validator adds to the problems that decoding found. at tells where a value
+// stands in the file.
+type validator struct {
+	*Problems
+	table table
+	at    func(path string) source
+}
+
+func (c Config) validate(p *Problems, at func(string) source) {
+	v := &validator{Problems: p, table: newTable(), at: at}
+	v.single("", reflect.ValueOf(c))
+	v.name(c)
+	v.source(c)
+	for i, o := range c.Outbox {
+		v.outbox(fmt.Sprintf("outbox[%d]", i), o, c.Outbox[:i])
+	}
+	v.topics(c)
+	v.kafka(c)
+	v.limits(c)
+	v.admin(c)
+}
+
+// bad reports path unless it was spoken about already: the first word about a
+// value is the most precise one, and the rest would only follow from it.
+func (v *validator) bad(path, value, reason, remedy string) {
+	if v.spokenIn(path) {
+		return
+	}
+	at := v.at(path)
+	if strings.Contains(at.text, "${") && value != masked {
+		value = at.text // what the environment holds may be meant for no eyes
+	}
+	v.add(Problem{Path: path, Line: at.line, Value: value, Reason: reason, Remedy: remedy})
+}
+
+// single checks each value by itself against the table: mandatory, one of the
+// choices, within the bounds.
+func (v *validator) single(path string, val reflect.Value) {
+	switch {
+	case isGroup(val.Type()):
+		for _, f := range fieldsOf(val) {
+			v.single(join(path, f.key), f.value)
+		}
+		return
+	case val.Type() == reflect.TypeFor[[]Outbox]():
+		for i := range val.Len() {
+			v.single(fmt.Sprintf("%s[%d]", path, i), val.Index(i))
+		}
+		return
+	}
+	s := v.table.at(path)
+	switch {
+	case s.required && isEmpty(val):
+		v.bad(path, "", "is missing", mandatoryRemedy(path))
+	case len(s.enum) > 0 && val.Kind() == reflect.String:
+		v.choice(path, val.String(), s)
+	case len(s.enum) > 0 && val.Kind() == reflect.Slice:
+		for i := range val.Len() {
+			v.choice(fmt.Sprintf("%s[%d]", path, i), val.Index(i).String(), s)
+		}
+	case s.min != "":
+		v.bounds(path, val, s)
+	}
+}
+
+// isEmpty tells whether a mandatory value is not there. Blanks are none.
+func isEmpty(val reflect.Value) bool {
+	if d, ok := val.Interface().(DSN); ok {
+		return strings.TrimSpace(d.Reveal()) == ""
+	}
+	return val.Kind() == reflect.Slice && val.Len() == 0 || val.Kind() == reflect.String && strings.TrimSpace(val.String()) == ""
+}
+
+func mandatoryRemedy(path string) string {
+	switch path {
+	case "name":
+		return "write for example name: shop"
+	case "source.dsn":
+		return "write postgres://user:${PGPASSWORD}@host:5432/database"
+	case "kafka.brokers":
+		return "write at least one, such as [127.0.0.1:9092]"
+	}
+	return "write for example table: public.outbox"
+}
+
+func (v *validator) choice(path, val string, s spec) {
+	if slices.Contains(s.enum, val) || val == "" && s.whenSet {
+		return
+	}
+	if slices.Contains(s.later, val) {
+		what := "is not there in this version"
+		if path == "snapshot.mode" {
+			what = "the snapshot is not there in this version"
+		}
+		v.bad(path, val, what, "write "+strings.Join(s.enum, " or ")+", which works")
+		return
+	}
+	remedy := "write " + orList(s.enum)
+	if right, ok := closest(val, s.enum); ok && len(s.enum) > 1 {
+		remedy = "did you mean " + right + "? The choices are " + orList(s.enum)
+	}
+	v.bad(path, quoteEmpty(val), "is not one of the choices", remedy)
+}
+
+// bounds compares in the type's own arithmetic; the table holds them as text.
+func (v *validator) bounds(path string, val reflect.Value, s spec) {
+	low, high := reflect.New(val.Type()).Elem(), reflect.New(val.Type()).Elem()
+	if setScalar(low, s.min) != nil || setScalar(high, s.max) != nil {
+		panic(fmt.Sprintf("field table: bounds of %s: %q, %q", path, s.min, s.max))
+	}
+	n := val.Int()
+	if n >= low.Int() && n <= high.Int() {
+		return
+	}
+	reason := fmt.Sprintf("is below %s", s.min)
+	if n > high.Int() {
+		reason = fmt.Sprintf("is above %s", s.max)
+	}
+	v.bad(path, fmt.Sprint(val.Interface()), reason, fmt.Sprintf("write a value from %s to %s", s.min, s.max))
+}
+
+// maxName keeps the longest name made of it, walrelay_NAME_insert, within
+// PostgreSQL's 63 bytes for an identifier.
+const maxName = 63 - len("walrelay_") - len("_insert")
+
+// name must be usable in slot, publication, transactional id and topic names.
+func (v *validator) name(c Config) {
+	if c.Name == "" || regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`).MatchString(c.Name) && len(c.Name) <= maxName {
+		return
+	}
+	if len(c.Name) > maxName {
+		v.bad("name", c.Name, fmt.Sprintf("is longer than %d characters, so that slot and publication could not be named after it", maxName), "write a shorter name")
+		return
+	}
+	right := strings.Trim(regexp.MustCompile(`[^a-z0-9_-]+`).ReplaceAllString(strings.ToLower(c.Name), "-"), "-_")
+	if right == "" {
+		right = "shop"
+	}
+	v.bad("name", c.Name, "must be lower-case letters, digits, - and _, beginning with a letter or digit, because slot and topics are named after it", "write for example "+right)
+}
+
+func (v *validator) source(c Config) {
+	s := c.Source
+	if !s.DSN.IsZero() {
+		if reason, remedy := s.DSN.check(); reason != "" {
+			v.bad("source.dsn", masked, reason, remedy)
+		}
+	}
+	if s.Slot != "" && !regexp.MustCompile(`^[a-z0-9_]{1,63}$`).MatchString(s.Slot) && !v.spoken("name") {
+		v.bad("source.slot", s.Slot, "a slot's name has 1 to 63 lower-case letters, digits and _", "write for example "+slotLike(s.Slot))
+	}
+	// A managed publication has a twin with a suffix; both must fit.
+	room := 63
+	if s.PublicationMode == PublicationManaged {
+		room -= len("_insert")
+	}
+	if len(s.Publication) > room && !v.spoken("name") {
+		v.bad("source.publication", s.Publication, fmt.Sprintf("is longer than %d bytes, what PostgreSQL leaves for it", room), "write a shorter name")
+	}
+	v.globs("source.tables", s.Tables, true)
+	v.globs("source.messages", s.Messages, false)
+	if len(s.Tables) == 0 && len(s.Messages) == 0 && len(c.Outbox) == 0 {
+		v.bad("source.tables", "[]", "nothing is captured: no tables, no messages and no outbox", `write for example ["public.*"]`)
+	}
+	for _, t := range slices.Sorted(maps.Keys(s.Keys)) {
+		v.keyColumns(join("source.keys", t), t, s.Keys[t])
+	}
+}
+
+// slotLike is the nearest valid slot name.
+func slotLike(s string) string {
+	s = regexp.MustCompile(`[^a-z0-9_]+`).ReplaceAllString(strings.ToLower(s), "_")
+	return s[:min(len(s), 63)]
+}
+
+func (v *validator) globs(path string, globs []string, tables bool) {
+	positive := false
+	for i, g := range globs {
+		positive = positive || !strings.HasPrefix(g, "!")
+		if err := checkGlob(g, tables); err != nil {
+			reason, remedy, _ := strings.Cut(err.Error(), "; ")
+			v.bad(fmt.Sprintf("%s[%d]", path, i), quoteEmpty(g), reason, remedy)
+		}
+	}
+	if len(globs) > 0 && !positive {
+		v.bad(path, "["+strings.Join(globs, ", ")+"]", "has only excluding patterns, so that nothing is captured", `add what they exclude from, such as "*.*"`)
+	}
+}
+
+func (v *validator) keyColumns(path, name string, columns []string) {
+	v.tableName(path, name)
+	if len(columns) == 0 {
+		v.bad(path, "[]", "has no columns", "write for example [event_id]")
+	}
+	v.distinct(path, columns, "column")
+}
+
+// tableName checks the name of one table, written schema.table.
+func (v *validator) tableName(path, name string) {
+	schema, table, ok := strings.Cut(name, ".")
+	switch {
+	case !ok || schema == "" || table == "":
+		v.bad(path, name, "is not of the form schema.table", "write for example public."+strings.Trim(name, "."))
+	case strings.ContainsAny(name, `*?"`) || strings.HasPrefix(name, "!"):
+		v.bad(path, name, "names one table, without patterns and SQL quotes", "write schema.table as the catalog spells it")
+	}
+}
+
+// distinct reports empty and repeated elements of a list.
+func (v *validator) distinct(path string, list []string, what string) {
+	for i, s := range list {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if s == "" {
+			v.bad(at, `""`, "is empty", "write the "+what+"'s name")
+		} else if slices.Contains(list[:i], s) {
+			v.bad(at, s, "is in the list already", "keep one of the two")
+		}
+	}
+}
+
+// outboxRoles are the roles that a column can have in an outbox row.
+func outboxRoles() []string {
+	return []string{
+		"id", "aggregate_type", "aggregate_id", "type", "payload", "seq", "occurred", "partition_key",
+		"schema_version", "correlation_id", "causation_id", "producer", "traceparent",
+	}
+}
+
+func (v *validator) outbox(path string, o Outbox, before []Outbox) {
+	if o.Table != "" {
+		v.tableName(path+".table", o.Table)
+	}
+	for j, b := range before {
+		if o.Table != "" && b.Table == o.Table {
+			v.bad(path+".table", o.Table, fmt.Sprintf("is in outbox[%d] already", j), "keep one entry per table")
+		}
+	}
+	if reason, remedy := rowTemplate(o.Topic, true); reason != "" {
+		v.bad(path+".topic", o.Topic, reason, remedy)
+	}
+	if reason, remedy := rowTemplate(o.Key, false); reason != "" {
+		v.bad(path+".key", o.Key, reason, remedy)
+	}
+	for _, role := range slices.Sorted(maps.Keys(o.Columns)) {
+		at := join(path+".columns", role)
+		if !slices.Contains(outboxRoles(), role) {
+			v.bad(at, o.Columns[role], "is not a role of an outbox column", "the roles are "+strings.Join(outboxRoles(), ", "))
+		} else if o.Columns[role] == "" {
+			v.bad(at, `""`, "names no column", "write the column's name, or leave the role out")
+		}
+	}
+	v.distinct(path+".headers", o.Headers, "column")
+}
+
+func (v *validator) topics(c Config) {
+	t := c.Topics
+	if bad := topicProblem(t.Prefix); bad != "" && c.Name != "" && !v.spoken("name") {
+		v.bad("topics.prefix", quoteEmpty(t.Prefix), bad, "write for example "+c.Name)
+	}
+	for _, f := range []struct {
+		path, template string
+		names          []string
+	}{
+		{"topics.table", t.Table, []string{"prefix", "schema", "table"}},
+		{"topics.message", t.Message, []string{"prefix"}},
+		{"dead-letter.topic", c.DeadLetter.Topic, []string{"prefix"}},
+	} {
+		if reason, remedy := fixedTemplate(f.template, f.names...); reason != "" {
+			v.bad(f.path, quoteEmpty(f.template), reason, remedy)
+		}
+	}
+	if t.ReplicationFactor == 0 {
+		v.bad("topics.replication-factor", "0", "a topic has at least one replica", "write -1 for the broker's default, or a number from 1 on")
+	}
+	for _, k := range slices.Sorted(maps.Keys(t.Config)) {
+		if k == "" || badTopicChars(k) != "" {
+			v.bad(join("topics.config", k), t.Config[k], "is not the name of a topic setting", "write for example min.insync.replicas")
+		}
+	}
+	if isr, ok := t.Config["min.insync.replicas"]; ok {
+		n, err := strconv.Atoi(isr)
+		switch path := "topics.config.min.insync.replicas"; {
+		case err != nil || n < 1:
+			v.bad(path, isr, "is not a number from 1 on", `write for example "2"`)
+		case t.ReplicationFactor > 0 && n > t.ReplicationFactor:
+			v.bad(path, isr, fmt.Sprintf("is above topics.replication-factor (%d), so that no write could succeed", t.ReplicationFactor), "write at most that number")
+		}
+	}
+	v.distinct("dead-letter.on", c.DeadLetter.On, "kind")
+	if c.Format.TOASTMarker == "" {
+		v.bad("format.toast-marker", `""`, "is empty, and could not be told from an empty text", "write for example __walrelay_unchanged")
+	}
+}
+
+func (v *validator) kafka(c Config) {
+	k := c.Kafka
+	for i, b := range k.Brokers {
+		if reason := hostPortProblem(b, 1); reason != "" {
+			value := b
+			if strings.Contains(b, "@") { // perhaps credentials, in the manner of a URL
+				value = masked
+			}
+			v.bad(fmt.Sprintf("kafka.brokers[%d]", i), quoteEmpty(value), reason, "write host:port, such as 127.0.0.1:9092")
+		}
+	}
+	for _, f := range []struct{ key, val string }{{"ca", k.TLS.CA}, {"cert", k.TLS.Cert}, {"key", k.TLS.Key}} {
+		if strings.Contains(f.val, "-----BEGIN") {
+			v.bad("kafka.tls."+f.key, masked, "is a PEM text", "write the path of the PEM file")
+		}
+	}
+	if (k.TLS.Cert == "") != (k.TLS.Key == "") && !v.spokenIn("kafka.tls") {
+		missing, there := "key", "cert"
+		if k.TLS.Cert == "" {
+			missing, there = there, missing
+		}
+		v.bad("kafka.tls."+missing, "", "is missing beside kafka.tls."+there, "give both, or neither")
+	}
+	v.sasl(k.SASL)
+	if bad := topicProblem(k.CheckpointTopic); bad != "" && c.Name != "" && !v.spoken("name") {
+		v.bad("kafka.checkpoint-topic", quoteEmpty(k.CheckpointTopic), bad, "write for example _walrelay."+c.Name)
+	}
+}
+
+// sasl checks that the credentials are those of the mechanism. Where one of
+// them is wrong already, what is missing may follow from that and waits.
+func (v *validator) sasl(s SASL) {
+	if v.spokenIn("kafka.sasl") {
+		return
+	}
+	given := []struct {
+		key string
+		set bool
+	}{
+		{"username", s.Username != ""}, {"password", !s.Password.IsZero()}, {"token", !s.Token.IsZero()},
+		{"access-key", s.AccessKey != ""}, {"secret-key", !s.SecretKey.IsZero()}, {"session-token", !s.SessionToken.IsZero()},
+	}
+	needs := map[string][]string{
+		SASLPlain: {"username", "password"}, SASLSCRAM256: {"username", "password"}, SASLSCRAM512: {"username", "password"},
+		SASLOAuthBearer: {"token"}, SASLAWSMSKIAM: {"access-key", "secret-key"},
+	}[s.Mechanism]
+	var found []Problem
+	for _, g := range given {
+		path := "kafka.sasl." + g.key
+		needed := slices.Contains(needs, g.key)
+		optional := g.key == "session-token" && s.Mechanism == SASLAWSMSKIAM
+		switch {
+		case g.set && s.Mechanism == "":
+			v.bad("kafka.sasl.mechanism", "", "is missing beside credentials", "write "+orList(v.table.at("kafka.sasl.mechanism").enum))
+			return
+		case g.set && !needed && !optional:
+			found = append(found, Problem{Path: path, Line: v.at(path).line, Reason: "is not used by " + s.Mechanism, Remedy: "remove it, or choose its mechanism"})
+		case !g.set && needed:
+			found = append(found, Problem{Path: path, Reason: "is missing; " + s.Mechanism + " needs it", Remedy: "write it, secrets as ${VAR} or ${file:/path}"})
+		}
+	}
+	for _, p := range found {
+		v.add(p)
+	}
+}
+
+// limits checks the bounds of a batch against the transaction that carries it.
+func (v *validator) limits(c Config) {
+	// The transaction is open while its batch fills and is then sent and
+	// committed; a batch may take half of the time to fill, not all of it.
+	delay, timeout := c.Batch.MaxDelay, c.Kafka.TransactionTimeout
+	if delay > timeout/2 && !v.spoken("kafka.transaction-timeout") {
+		v.bad("batch.max-delay", delay.String(), fmt.Sprintf("is more than half of kafka.transaction-timeout (%s), so that the broker would abort transactions before they are sent", timeout), "write a shorter delay, such as 5ms, or a longer timeout")
+	}
+}
+
+func (v *validator) admin(c Config) {
+	if c.Admin.Listen == "" {
+		return
+	}
+	if reason := hostPortProblem(c.Admin.Listen, 0); reason != "" {
+		v.bad("admin.listen", c.Admin.Listen, reason, `write host:port, such as 127.0.0.1:8642, or "" to turn it off`)
+	}
+}
+
+// hostPortProblem tells what is wrong with host:port; the lowest port is 0
+// where the system may choose one, and then the host may be empty too.
+func hostPortProblem(s string, lowest int) string {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return "is not of the form host:port"
+	}
+	n, err := strconv.Atoi(port)
+	switch {
+	case err != nil || n < lowest || n > 65535:
+		return fmt.Sprintf("its port is not a number from %d to 65535", lowest)
+	case host == "" && lowest > 0 || strings.ContainsAny(host, "/@ "):
+		return "its host is not a host's name or address"
+	}
+	return ""
+}
+
+// orList is "a, b or c".
+func orList(list []string) string {
+	if len(list) < 2 {
+		return strings.Join(list, "")
+	}
+	return strings.Join(list[:len(list)-1], ", ") + " or " + list[len(list)-1]
+}
+
+// quoteEmpty makes the empty text visible.
+func quoteEmpty(s string) string {
+	if s == "" {
+		return `""`
+	}
+	return s
+}
