@@ -7,7 +7,7 @@ import (
 )
 
 func TestPartitionIsTheJavaClients(t *testing.T) {
-	// Computed with org.apache.kafka:kafka-clients: toPositive(murmur2(key)) % 6.
+	// Utils.toPositive(Utils.murmur2(key)) % 6 of the Java client.
 	for key, want := range map[string]int32{
 		`{"id":1}`:                   0, // the hash is -56768732: by its absolute value it would be 2
 		`{"id":2}`:                   4,
