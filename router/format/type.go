@@ -1,0 +1,119 @@
+package format
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Kind tells how a type is put together, and with it which fields of a Type hold.
+type Kind uint8
+
+// The kinds of types.
+const (
+	// KindUnknown is a type of which no catalog row was at hand: dropped since, or not
+	// yet looked up. Its values are PostgreSQL's text.
+	KindUnknown Kind = iota
+	KindBase
+	KindArray     // Elem
+	KindComposite // Fields
+	KindDomain    // Base
+	KindEnum
+	KindRange
+	KindMultirange
+	KindHstore // the extension's type, whichever schema it lives in
+)
+
+// Type describes a PostgreSQL type. It is not changed once it is made, so that it may
+// be shared and serve as a cache key. Types never form a cycle.
+type Type struct {
+	OID    uint32
+	Name   string // pg_type.typname: int4, _int4
+	Schema string
+	Kind   Kind
+	// Delim separates the elements in an array of this type: a comma, for box a
+	// semicolon.
+	Delim  byte
+	Elem   *Type   // KindArray
+	Base   *Type   // KindDomain; may be a domain again
+	Fields []Field // KindComposite, in order, without dropped ones
+}
+
+// Field is an attribute of a composite type.
+type Field struct {
+	Name string
+	Type *Type
+}
+
+// The OIDs of the types whose JSON is not simply their text.
+const (
+	oidBool        = 16
+	oidBytea       = 17
+	oidInt8        = 20
+	oidInt2        = 21
+	oidInt4        = 23
+	oidJSON        = 114
+	oidFloat4      = 700
+	oidFloat8      = 701
+	oidDate        = 1082
+	oidTimestamp   = 1114
+	oidTimestamptz = 1184
+	oidJSONB       = 3802
+)
+
+// FirstUserOID is the lowest OID that may belong to something else in another
+// database or version. Below it, what Builtin says holds everywhere.
+const FirstUserOID = 10000
+
+// Builtin returns the built-in base, range, multirange or array type with this OID,
+// the same in PostgreSQL 14 to 18. It returns nil for every other OID.
+func Builtin(oid uint32) *Type {
+	if t := find(builtinBases[:], oid); t != nil {
+		return t
+	}
+	return find(builtinArrays[:], oid)
+}
+
+// find returns the type with this OID from types, which are in the order of OIDs.
+func find(types []Type, oid uint32) *Type {
+	i, ok := slices.BinarySearchFunc(types, oid, func(t Type, oid uint32) int {
+		return cmp.Compare(t.OID, oid)
+	})
+	if !ok {
+		return nil
+	}
+	return &types[i]
+}
+
+// builtinNamed returns the built-in type of this name, nil if there is none. It is
+// slow and for rare use: TYPE messages name types, they have no OID of a base type.
+func builtinNamed(name string) *Type {
+	for _, types := range [][]Type{builtinBases[:], builtinArrays[:]} {
+		for i := range types {
+			if types[i].Name == name {
+				return &types[i]
+			}
+		}
+	}
+	return nil
+}
+
+// Underlying returns the type that t's values are printed as: for a domain the type
+// at the bottom of it, for every other type t itself. Nil stays nil.
+func (t *Type) Underlying() *Type {
+	for t != nil && t.Kind == KindDomain {
+		t = t.Base
+	}
+	return t
+}
+
+// String gives the name as people write it: without schema if PostgreSQL's own, else
+// schema.name.
+func (t *Type) String() string {
+	switch {
+	case t == nil:
+		return "unknown"
+	case t.Schema == "" || t.Schema == "pg_catalog":
+		return t.Name
+	}
+	return t.Schema + "." + t.Name
+}
