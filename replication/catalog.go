@@ -45,7 +45,7 @@ func quote(ident string) string { return pgx.Identifier{ident}.Sanitize() }
 type Role struct {
 	Name        string
 	Superuser   bool
-	Replication bool
+	Replication bool // the REPLICATION attribute, or what Amazon RDS has in its place
 	Create      bool // CREATE on the database, needed for CREATE PUBLICATION
 }
 
@@ -81,14 +81,16 @@ SELECT d.datname::text,
        pg_is_in_recovery(),
        CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
             ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END,
-       (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)::text,
+       (CASE WHEN pg_is_in_recovery() THEN coalesce(pg_last_wal_replay_lsn(), '0/0') ELSE pg_current_wal_insert_lsn() END)::text,
        current_setting('wal_block_size')::int,
        pg_size_bytes(current_setting('wal_segment_size')),
        current_setting('max_replication_slots')::int,
        (SELECT count(*)::int FROM pg_catalog.pg_replication_slots),
        current_setting('max_wal_senders')::int,
        current_setting('max_slot_wal_keep_size'),
-       r.rolname::text, r.rolsuper, r.rolreplication,
+       r.rolname::text, r.rolsuper,
+       r.rolreplication OR EXISTS (SELECT FROM pg_catalog.pg_roles g
+                                    WHERE g.rolname = 'rds_replication' AND pg_has_role(g.oid, 'USAGE')),
        has_database_privilege(d.oid, 'CREATE'),
        pg_snapshot_xmax(pg_current_snapshot())::text
   FROM pg_catalog.pg_database d, pg_catalog.pg_roles r

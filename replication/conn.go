@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,6 +42,8 @@ func sessionSettings() map[string]string {
 		"IntervalStyle":      "postgres",
 		"bytea_output":       "hex",
 		"extra_float_digits": "1", // any value above 0: the shortest text that reads back exactly
+		// 18 says by a warning that it leaves changes out (NoticeTooYoung).
+		"client_min_messages": "warning",
 		// The timeouts of a role are made for applications; here they would end the
 		// wait for a slot, or the decoding of a large transaction, for ever again.
 		"statement_timeout":                   "0",
@@ -56,6 +59,21 @@ type ConnOption func(*pgconn.Config)
 // WithDial replaces the dialer, for tests that cut or delay the connection.
 func WithDial(dial pgconn.DialFunc) ConnOption {
 	return func(c *pgconn.Config) { c.DialFunc = dial }
+}
+
+// WithNotice is told the server's notices and warnings.
+func WithNotice(f func(*pgconn.Notice)) ConnOption {
+	return func(c *pgconn.Config) { c.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { f(n) } }
+}
+
+// Connector opens an ordinary connection, as Connect does.
+type Connector func(ctx context.Context, opts ...ConnOption) (*pgx.Conn, error)
+
+// NewConnector gives the Connector of a DSN.
+func NewConnector(dsn, appName string, opts ...ConnOption) Connector {
+	return func(ctx context.Context, more ...ConnOption) (*pgx.Conn, error) {
+		return Connect(ctx, dsn, appName, slices.Concat(opts, more)...)
+	}
 }
 
 // Connect opens an ordinary connection for work on the catalog: publications, slots,

@@ -50,6 +50,7 @@ const (
 	codeObjectInUse           = "55006"
 	codeLockNotAvailable      = "55P03"
 	codeConfigurationLimit    = "53400"
+	codeQueryCanceled         = "57014"
 	codeObjectNotReady        = "55000" // object_not_in_prerequisite_state
 )
 

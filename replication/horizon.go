@@ -2,7 +2,6 @@ package replication
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -149,28 +148,6 @@ func HorizonReached(ctx context.Context, conn *pgx.Conn, bound checkpoint.XID) (
 		return 0, false, nil, fmt.Errorf("read horizon: %w", err)
 	}
 	return recordEnd(lsn, uint64(block), uint64(segment)), true, nil, nil
-}
-
-// ProvablyOlder tells whether the publication is older than everything that the slot
-// still decodes: its catalog row was written by a transaction before the slot's
-// catalog_xmin, and every snapshot of the slot counts those as finished. False means
-// not proven, not the contrary: the row may have been altered since, or another
-// transaction was running when the slot was made.
-func ProvablyOlder(ctx context.Context, conn *pgx.Conn, publication, slot string) (bool, error) {
-	var older bool
-	// age() is largest for the frozen xid 2. Negative, the xid lies more than two
-	// thousand million transactions back, as none can lie ahead.
-	err := conn.QueryRow(ctx, `
-SELECT pg_catalog.age(p.xmin) > pg_catalog.age(s.catalog_xmin) OR pg_catalog.age(p.xmin) < 0
-  FROM pg_catalog.pg_publication p, pg_catalog.pg_replication_slots s
- WHERE p.pubname = $1 AND s.slot_name = $2 AND s.catalog_xmin IS NOT NULL`, publication, slot).Scan(&older)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("compare ages of publication %s and slot %s: %w", publication, slot, err)
-	}
-	return older, nil
 }
 
 func parseXID(text string) (checkpoint.XID, error) {

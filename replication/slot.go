@@ -139,9 +139,6 @@ func value[T any](p *T) T {
 	return *p
 }
 
-// Connector opens an ordinary connection, as Connect does.
-type Connector func(ctx context.Context) (*pgx.Conn, error)
-
 // CreateSlot creates the logical slot and gives its consistent point: every
 // transaction that commits after it is decoded in full. From PostgreSQL 17 on the slot
 // is failover-enabled when failover is set; older servers do not know that.
