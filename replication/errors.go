@@ -1,0 +1,183 @@
+package replication
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/walrelay/walrelay/checkpoint"
+)
+
+// What a failed connection is about, where a retry cannot help: see IsConfiguration.
+// Everything else (refused, timed out, server starting up) is worth a retry.
+var (
+	ErrDSN         = errors.New("source.dsn is not a valid connection string")
+	ErrAuth        = errors.New("the database does not let this role in")
+	ErrNoDatabase  = errors.New("the database does not exist")
+	ErrHostUnknown = errors.New("the database host is unknown")
+	ErrTLS         = errors.New("the TLS connection to the database is not possible")
+)
+
+// IsConfiguration tells whether a connection failed for something that is written in
+// the configuration, so that a start ends (exit 1) instead of being retried. On a
+// connection that has worked before, callers retry all the same: a name server may
+// forget a host, and a password may be changed first here and then there.
+func IsConfiguration(err error) bool {
+	for _, kind := range []error{ErrDSN, ErrAuth, ErrNoDatabase, ErrHostUnknown, ErrTLS} {
+		if errors.Is(err, kind) {
+			return true
+		}
+	}
+	return false
+}
+
+// SQLSTATE codes that this package tells apart (PostgreSQL documentation, "Error
+// Codes").
+const (
+	codeInvalidPassword       = "28P01"
+	codeInvalidAuthorization  = "28000" // pg_hba.conf, unknown role
+	codeInvalidCatalogName    = "3D000"
+	codeInsufficientPrivilege = "42501"
+	codeUndefinedObject       = "42704"
+	codeObjectInUse           = "55006"
+	codeLockNotAvailable      = "55P03"
+	codeConfigurationLimit    = "53400"
+	codeQueryCanceled         = "57014"
+	codeObjectNotReady        = "55000" // object_not_in_prerequisite_state
+)
+
+func hasCode(err error, code string) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == code
+}
+
+// IsSlotActive tells whether the server refused a slot because another connection
+// holds it: the standby's signal to wait and try again.
+func IsSlotActive(err error) bool { return hasCode(err, codeObjectInUse) }
+
+// connectError is a failed connection without the configuration that pgconn's own
+// error carries, password included.
+type connectError struct {
+	kind  error // one of the sentinels above; nil: worth a retry
+	text  string
+	cause error
+}
+
+func (e *connectError) Error() string { return e.text }
+
+func (e *connectError) Unwrap() []error {
+	if e.kind == nil {
+		return []error{e.cause}
+	}
+	return []error{e.kind, e.cause}
+}
+
+const dsnAdvice = "percent-encode the special characters of user and password (@ is %40, / is %2F, : is %3A, ? is %3F, # is %23, % is %25), " +
+	"as in postgres://user:password@host:5432/database?sslmode=require, and check the names and values of its parameters"
+
+// dsnError keeps nothing of pgconn's error but a file that could not be read: its
+// masking of passwords is best effort, and a DSN that cannot be parsed may hide one
+// anywhere.
+func dsnError(err error) error {
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		return fmt.Errorf("%w: %s %s: %w; correct the path or the file's rights", ErrDSN, pathErr.Op, pathErr.Path, pathErr.Err)
+	}
+	return fmt.Errorf("%w: %s", ErrDSN, dsnAdvice)
+}
+
+// connectFailure turns pgconn's error into one that says what to do and keeps no
+// secret: user, database and addresses are all that it names.
+func connectFailure(cfg *pgconn.Config, err error) error {
+	var connErr *pgconn.ConnectError
+	cause := err
+	if errors.As(err, &connErr) {
+		cause = connErr.Unwrap()
+	}
+	kind, advice := classifyConnect(cause)
+	details := oneLine(cause.Error())
+	text := fmt.Sprintf("connect to PostgreSQL as %q, database %q: %s", cfg.User, cfg.Database, details)
+	if kind != nil {
+		text = fmt.Sprintf("%s: %s", kind, text)
+	}
+	if advice != "" {
+		text += "; " + advice
+	}
+	return &connectError{kind: kind, text: text, cause: cause}
+}
+
+// oneLine joins the lines of an error that tells of several attempts, each once: the
+// attempts with and without TLS often fail alike.
+func oneLine(text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line != "" && !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, ", ")
+}
+
+func classifyConnect(err error) (kind error, advice string) {
+	if errors.Is(err, context.Canceled) {
+		return nil, ""
+	}
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		switch pgErr.Code {
+		case codeInvalidPassword, codeInvalidAuthorization:
+			return ErrAuth, "check user and password in source.dsn, and the server's pg_hba.conf"
+		case codeInsufficientPrivilege:
+			return ErrAuth, "GRANT CONNECT ON DATABASE to the role of source.dsn"
+		case codeInvalidCatalogName:
+			return ErrNoDatabase, "correct the database in source.dsn, or create it"
+		}
+		return nil, ""
+	}
+	// One of several hosts that is unknown is no mistake as long as another one may
+	// answer: only when nothing but name look-ups failed.
+	var opErr *net.OpError
+	var dnsErr *net.DNSError
+	if errors.As(err, &dnsErr) && dnsErr.IsNotFound && !errors.As(err, &opErr) {
+		return ErrHostUnknown, "correct the host in source.dsn"
+	}
+	if isTLSFailure(err) {
+		return ErrTLS, "check sslmode, sslrootcert and the server's certificate"
+	}
+	return nil, ""
+}
+
+func isTLSFailure(err error) bool {
+	var (
+		unknown  x509.UnknownAuthorityError
+		hostname x509.HostnameError
+		invalid  x509.CertificateInvalidError
+		verify   *tls.CertificateVerificationError
+	)
+	return errors.As(err, &unknown) || errors.As(err, &hostname) || errors.As(err, &invalid) || errors.As(err, &verify) ||
+		strings.Contains(err.Error(), "server refused TLS connection")
+}
+
+// noReplicationRight recognises the refusal of a walsender for a role without the
+// REPLICATION attribute. A missing CONNECT right has the same code but is raised in
+// CheckMyDatabase; unlike the message, the routine is never translated.
+func noReplicationRight(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == codeInsufficientPrivilege && pgErr.Routine == "InitPostgres"
+}
+
+func refuseReplicationRight(role string, err error) error {
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("role %q may not use replication slots", role),
+		Remedy: "as a superuser: ALTER ROLE " + quote(role) + " REPLICATION (on a managed service grant its replication role, such as rds_replication)",
+		Err:    err,
+	}
+}

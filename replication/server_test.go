@@ -1,0 +1,136 @@
+package replication
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file is the only one that knows where the tests' servers come from.
+// WALRELAY_TEST_DSN holds the superuser DSNs (URLs) of running servers with
+// wal_level=logical and max_prepared_transactions above 0, separated by blanks; every
+// test runs on each of them.
+
+type server struct {
+	dsn string // superuser, a database of the test's own
+	db  string
+}
+
+func onServers(t *testing.T, test func(t *testing.T, s server)) {
+	t.Helper()
+	for _, admin := range mustServers(t) {
+		u, err := url.Parse(admin)
+		if err != nil {
+			t.Fatalf("parse WALRELAY_TEST_DSN: %v", err)
+		}
+		t.Run(u.Port(), func(t *testing.T) { test(t, mustDatabase(t, admin)) })
+	}
+}
+
+func mustServers(t *testing.T) []string {
+	t.Helper()
+	list := strings.Fields(os.Getenv("WALRELAY_TEST_DSN"))
+	if len(list) == 0 {
+		t.Fatal("these tests need PostgreSQL: set WALRELAY_TEST_DSN to the URL of a superuser (wal_level=logical, max_prepared_transactions=5)")
+	}
+	return list
+}
+
+// mustDatabase makes a database for one test and drops it, its slots first.
+func mustDatabase(t *testing.T, admin string) server {
+	t.Helper()
+	conn := mustConnect(t, admin)
+	name := fmt.Sprintf("wr_%d", time.Now().UnixNano())
+	mustExec(t, conn, "CREATE DATABASE "+name)
+	t.Cleanup(func() {
+		conn := mustConnect(t, admin)
+		mustExec(t, conn, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '"+name+"'")
+		waitFor(t, "the database's slots to be free", func() bool {
+			var n int
+			mustScan(t, conn, "SELECT count(*) FROM pg_replication_slots WHERE active AND database = '"+name+"'", &n)
+			return n == 0
+		})
+		mustExec(t, conn, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '"+name+"'")
+		mustExec(t, conn, "DROP DATABASE "+name+" WITH (FORCE)")
+	})
+	u, err := url.Parse(admin)
+	if err != nil {
+		t.Fatalf("parse WALRELAY_TEST_DSN: %v", err)
+	}
+	u.Path = "/" + name
+	return server{dsn: u.String(), db: name}
+}
+
+// as gives the server's DSN for another role.
+func (s server) as(user, password string) string {
+	u, _ := url.Parse(s.dsn)
+	u.User = url.UserPassword(user, password)
+	return u.String()
+}
+
+func (s server) connector() Connector { return NewConnector(s.dsn, "walrelay_test") }
+
+// mustRole makes a role with a password, and drops it and what it owns.
+func (s server) mustRole(t *testing.T, conn *pgx.Conn, attributes string) (name, dsn string) {
+	t.Helper()
+	name = fmt.Sprintf("wr_role_%d", time.Now().UnixNano())
+	mustExec(t, conn, "CREATE ROLE "+name+" LOGIN PASSWORD 'pw-of-role' "+attributes)
+	t.Cleanup(func() {
+		conn := mustConnect(t, s.dsn)
+		mustExec(t, conn, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '"+name+"'")
+		mustExec(t, conn, "REASSIGN OWNED BY "+name+" TO CURRENT_USER")
+		mustExec(t, conn, "DROP OWNED BY "+name)
+		mustExec(t, conn, "DROP ROLE "+name)
+	})
+	return name, s.as(name, "pw-of-role")
+}
+
+func mustConnect(t *testing.T, dsn string) *pgx.Conn {
+	t.Helper()
+	conn, err := Connect(t.Context(), dsn, "walrelay_test")
+	if t.Context().Err() != nil { // in a cleanup the test's context is over
+		conn, err = Connect(context.WithoutCancel(t.Context()), dsn, "walrelay_test")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	return conn
+}
+
+func mustExec(t *testing.T, conn *pgx.Conn, statements ...string) {
+	t.Helper()
+	for _, s := range statements {
+		if _, err := conn.Exec(context.WithoutCancel(t.Context()), s, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+	}
+}
+
+func mustScan(t *testing.T, conn *pgx.Conn, query string, dest ...any) {
+	t.Helper()
+	if err := conn.QueryRow(context.WithoutCancel(t.Context()), query).Scan(dest...); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+}
+
+// waitFor polls until ok, for at most 20 s.
+func waitFor(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-deadline:
+			t.Fatalf("waited in vain for %s", what)
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,316 @@
+package replication
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walrelay/walrelay/checkpoint"
+)
+
+// Plugin is the output plugin that the slot must have.
+const Plugin = "pgoutput"
+
+const (
+	// createGrace is how long a slot may take before anybody asks what it waits for:
+	// with no transaction running it takes well under it.
+	createGrace = time.Second
+	// createReport is the time between two reports of a wait.
+	createReport = 5 * time.Second
+	// cancelBudget bounds the wait for the server to give a slot up after a cancel
+	// request; then its backend is terminated.
+	cancelBudget = 5 * time.Second
+)
+
+// Slot is a replication slot as pg_replication_slots shows it.
+type Slot struct {
+	Name           string
+	Plugin         string // empty for a physical slot
+	Type           string // "logical" or "physical"
+	Database       string
+	Temporary      bool
+	Active         bool
+	ActivePID      int32 // 0 when not active
+	RestartLSN     checkpoint.LSN
+	ConfirmedFlush checkpoint.LSN
+	CatalogXmin    checkpoint.XID
+	WALStatus      string // reserved, extended, unreserved, lost; empty where no WAL is reserved
+	// SafeWALSize is how many bytes may still be written before the slot is in danger
+	// of being lost; negative when past that, nil without max_slot_wal_keep_size.
+	SafeWALSize *int64
+	// Invalidation is why the slot is lost; empty while it is usable. Servers from 17
+	// on give the reason (wal_removed, rows_removed, wal_level_insufficient,
+	// idle_timeout); for older ones it is wal_removed or, in 16, rows_removed.
+	Invalidation string
+	TwoPhase     bool
+	Failover     bool // 17 and later
+	Synced       bool // 17 and later: on a standby, copied from the primary
+}
+
+// slotRow is pg_replication_slots as JSON: one query for servers that have between 16
+// and 21 columns.
+type slotRow struct {
+	Name           string  `json:"slot_name"`
+	Plugin         *string `json:"plugin"`
+	Type           string  `json:"slot_type"`
+	Database       *string `json:"database"`
+	Temporary      bool    `json:"temporary"`
+	Active         bool    `json:"active"`
+	ActivePID      *int32  `json:"active_pid"`
+	CatalogXmin    *string `json:"catalog_xmin"`
+	RestartLSN     *string `json:"restart_lsn"`
+	ConfirmedFlush *string `json:"confirmed_flush_lsn"`
+	WALStatus      *string `json:"wal_status"`
+	SafeWALSize    *int64  `json:"safe_wal_size"`
+	TwoPhase       bool    `json:"two_phase"`
+	Conflicting    *bool   `json:"conflicting"`
+	Invalidation   *string `json:"invalidation_reason"`
+	Failover       bool    `json:"failover"`
+	Synced         bool    `json:"synced"`
+}
+
+// ReadSlot reads a slot; found is false where there is none.
+func ReadSlot(ctx context.Context, conn *pgx.Conn, name string) (s Slot, found bool, err error) {
+	var row, next string
+	err = conn.QueryRow(ctx, `SELECT to_jsonb(s)::text, pg_snapshot_xmax(pg_current_snapshot())::text
+  FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1`, name).Scan(&row, &next)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Slot{}, false, nil
+	}
+	if err != nil {
+		return Slot{}, false, fmt.Errorf("read slot %s: %w", name, err)
+	}
+	near, err := parseXID(next)
+	if err != nil {
+		return Slot{}, false, fmt.Errorf("read slot %s: %w", name, err)
+	}
+	if s, err = parseSlot([]byte(row), near); err != nil {
+		return Slot{}, false, fmt.Errorf("read slot %s: %w", name, err)
+	}
+	return s, true, nil
+}
+
+func parseSlot(row []byte, near checkpoint.XID) (Slot, error) {
+	var r slotRow
+	if err := json.Unmarshal(row, &r); err != nil {
+		return Slot{}, fmt.Errorf("parse pg_replication_slots: %w", err)
+	}
+	s := Slot{
+		Name: r.Name, Plugin: value(r.Plugin), Type: r.Type, Database: value(r.Database), Temporary: r.Temporary,
+		Active: r.Active, ActivePID: value(r.ActivePID), WALStatus: value(r.WALStatus), SafeWALSize: r.SafeWALSize,
+		Invalidation: value(r.Invalidation), TwoPhase: r.TwoPhase, Failover: r.Failover, Synced: r.Synced,
+	}
+	switch {
+	case s.Invalidation != "":
+	case value(r.Conflicting):
+		s.Invalidation = "rows_removed"
+	case s.WALStatus == "lost":
+		s.Invalidation = "wal_removed"
+	}
+	var err error
+	if r.RestartLSN != nil {
+		if s.RestartLSN, err = checkpoint.ParseLSN(*r.RestartLSN); err != nil {
+			return Slot{}, err
+		}
+	}
+	if r.ConfirmedFlush != nil {
+		if s.ConfirmedFlush, err = checkpoint.ParseLSN(*r.ConfirmedFlush); err != nil {
+			return Slot{}, err
+		}
+	}
+	if r.CatalogXmin != nil {
+		if s.CatalogXmin, err = widenText(*r.CatalogXmin, near); err != nil {
+			return Slot{}, err
+		}
+	}
+	return s, nil
+}
+
+// value gives what p points to, or the zero value.
+func value[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}
+
+// CreateSlot creates the logical slot and gives its consistent point: every
+// transaction that commits after it is decoded in full. From PostgreSQL 17 on the slot
+// is failover-enabled when failover is set; older servers do not know that.
+//
+// The publications must exist before (see Sync). The server waits for all transactions
+// that run when it starts, in every database; while it does, report is told which,
+// first after a second and then every few. It is called on the caller's goroutine.
+//
+// When ctx ends, the query is cancelled in the server, which drops the unfinished
+// slot. A slot that was finished just then is kept and returned without an error: it
+// is the caller's, and a later start adopts it.
+func CreateSlot(ctx context.Context, connect Connector, name string, failover bool, report func([]RunningTransaction)) (checkpoint.LSN, error) {
+	conn, err := connect(ctx)
+	if err != nil {
+		return 0, err
+	}
+	query := "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot($1, $2)"
+	if failover && majorVersion(conn.PgConn().ParameterStatus("server_version")) >= 17 {
+		query = "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot($1, $2, failover => true)"
+	}
+	pid, user := conn.PgConn().PID(), conn.Config().User
+	// pgx answers a cancelled context by closing the socket, which a waiting backend
+	// does not notice: it would finish the slot for nobody. So the query runs under a
+	// context of its own, and is cancelled by a cancel request.
+	queryCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	type result struct {
+		lsn string
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		var r result
+		r.err = conn.QueryRow(queryCtx, query, name, Plugin).Scan(&r.lsn)
+		done <- r
+	}()
+	var got result
+	finished := watchCreation(ctx, connect, pid, report, done, &got)
+	if !finished {
+		got = cancelCreation(ctx, connect, conn, pid, done)
+	}
+	stop()
+	closeQuietly(ctx, conn)
+	if got.err != nil {
+		if ctx.Err() != nil {
+			return 0, fmt.Errorf("create slot %s: %w", name, context.Cause(ctx))
+		}
+		return 0, createFailure(name, user, got.err)
+	}
+	lsn, err := checkpoint.ParseLSN(got.lsn)
+	if err != nil {
+		return 0, fmt.Errorf("create slot %s: %w", name, err)
+	}
+	return lsn, nil
+}
+
+// watchCreation waits for the result and reports what the server waits for; false
+// when ctx ended first.
+func watchCreation[R any](ctx context.Context, connect Connector, pid uint32, report func([]RunningTransaction), done <-chan R, got *R) bool {
+	timer := time.NewTimer(createGrace)
+	defer timer.Stop()
+	var watch *pgx.Conn
+	defer func() {
+		if watch != nil {
+			closeQuietly(ctx, watch)
+		}
+	}()
+	for {
+		select {
+		case *got = <-done:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-timer.C:
+		}
+		timer.Reset(createReport)
+		// Watching is for people only, so that its errors do not end the creation: the
+		// next round tries again.
+		if watch == nil || watch.IsClosed() {
+			watch, _ = connect(ctx)
+		}
+		if watch == nil {
+			continue
+		}
+		if list, err := running(ctx, watch, pid); err == nil && len(list) > 0 && report != nil {
+			report(list)
+		}
+	}
+}
+
+// cancelCreation ends the creation in the server and waits until it has: with a cancel
+// request, and, where that is lost on the way, by terminating the backend.
+func cancelCreation[R any](ctx context.Context, connect Connector, conn *pgx.Conn, pid uint32, done <-chan R) R {
+	ctx = context.WithoutCancel(ctx)
+	budget, cancel := context.WithTimeout(ctx, cancelBudget)
+	defer cancel()
+	_ = conn.PgConn().CancelRequest(budget) // when lost, the terminate below takes over
+	select {
+	case r := <-done:
+		return r
+	case <-budget.Done():
+	}
+	last, cancelLast := context.WithTimeout(ctx, cancelBudget)
+	defer cancelLast()
+	if killer, err := connect(last); err == nil {
+		_, _ = killer.Exec(last, "SELECT pg_catalog.pg_terminate_backend($1)", int32(pid))
+		closeQuietly(last, killer)
+	}
+	select {
+	case r := <-done:
+		return r
+	case <-last.Done():
+	}
+	// The server cannot be reached. Closing the socket is all that is left; the query
+	// returns with that error.
+	_ = conn.PgConn().Conn().Close()
+	return <-done
+}
+
+// closeQuietly closes a connection whose work is done; an error would say nothing that
+// matters any more.
+func closeQuietly(ctx context.Context, conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = conn.Close(ctx)
+}
+
+// createFailure turns the server's refusals into ours.
+func createFailure(name, role string, err error) error {
+	switch {
+	case hasCode(err, codeConfigurationLimit):
+		return &checkpoint.Refusal{
+			What:   fmt.Sprintf("no replication slot is free for %q", name),
+			Remedy: "raise max_replication_slots (needs a restart of PostgreSQL), or drop a slot that nobody uses: SELECT slot_name, active FROM pg_replication_slots",
+			Err:    err,
+		}
+	case hasCode(err, codeInsufficientPrivilege):
+		return refuseReplicationRight(role, err)
+	case hasCode(err, codeObjectNotReady):
+		return &checkpoint.Refusal{
+			What:   fmt.Sprintf("the server cannot make the logical slot %q", name),
+			Remedy: "ALTER SYSTEM SET wal_level = logical, then restart PostgreSQL",
+			Err:    err,
+		}
+	}
+	return fmt.Errorf("create slot %s: %w", name, err)
+}
+
+// DropSlot drops a slot that nobody holds; with it the WAL that it kept is gone. A slot
+// that does not exist is no error.
+func DropSlot(ctx context.Context, conn *pgx.Conn, name string) error {
+	_, err := conn.Exec(ctx, `SELECT pg_catalog.pg_drop_replication_slot(slot_name)
+  FROM pg_catalog.pg_replication_slots WHERE slot_name = $1`, name)
+	if err != nil && !hasCode(err, codeUndefinedObject) {
+		return fmt.Errorf("drop slot %s: %w", name, err)
+	}
+	return nil
+}
+
+// TerminateHolder ends the walsender that holds the slot (run --takeover) and gives its
+// pid, 0 if nobody held it. The slot is free a moment later, so that callers go on
+// retrying. Never call it unasked: the holder may be a healthy instance.
+func TerminateHolder(ctx context.Context, conn *pgx.Conn, name string) (pid int32, err error) {
+	var ended bool
+	err = conn.QueryRow(ctx, `SELECT active_pid, pg_catalog.pg_terminate_backend(active_pid)
+  FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL`, name).Scan(&pid, &ended)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return 0, nil
+	case hasCode(err, codeInsufficientPrivilege):
+		return 0, fmt.Errorf("end the holder of slot %s: GRANT pg_signal_backend to our role, or end it as its own role: %w", name, err)
+	case err != nil:
+		return 0, fmt.Errorf("end the holder of slot %s: %w", name, err)
+	}
+	return pid, nil
+}
