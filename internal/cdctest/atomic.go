@@ -90,15 +90,3 @@ func recordsByCommit(f *findings, log *Log) map[checkpoint.LSN]int {
 	}
 	return n
 }
-
-// Validate runs every validator that needs nothing but the log and the truth.
-func Validate(log *Log, truth *Truth, l Layout) []Violation {
-	var all []Violation
-	all = append(all, Order(log, l)...)
-	all = append(all, NoDuplicate(log)...)
-	all = append(all, NoGap(log, truth, l)...)
-	all = append(all, Partition(log)...)
-	all = append(all, Fold(log, truth, l)...)
-	all = append(all, OutboxOrder(log, truth, l)...)
-	return all
-}

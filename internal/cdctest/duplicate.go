@@ -5,6 +5,10 @@ package cdctest
 // key and position.
 func NoDuplicate(log *Log) []Violation {
 	f := &findings{rule: "NoDuplicate"}
+	return f.noDuplicate(log.items(f))
+}
+
+func (f *findings) noDuplicate(items []item) []Violation {
 	type identity struct {
 		topic     string
 		kind      Kind
@@ -13,7 +17,7 @@ func NoDuplicate(log *Log) []Violation {
 		key       string // snapshot rows alone, which share a position
 	}
 	seen := map[identity]*Record{}
-	for _, it := range log.items(f) {
+	for _, it := range items {
 		id := identity{topic: it.Topic, kind: it.kind, pos: it.pos}
 		if it.kind == KindTruncate {
 			id.partition = it.Partition

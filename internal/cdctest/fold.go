@@ -95,7 +95,10 @@ func boolCompare(a, b bool) int {
 // table's rows, column by column.
 func Fold(log *Log, truth *Truth, l Layout) []Violation {
 	f := &findings{rule: "Fold"}
-	items := log.items(f)
+	return f.fold(log.items(f), truth, l)
+}
+
+func (f *findings) fold(items []item, truth *Truth, l Layout) []Violation {
 	for _, t := range truth.Tables {
 		if t.Outbox || !l.captured(t.ID()) {
 			continue

@@ -15,8 +15,13 @@ import (
 //
 // Snapshot rows are not looked at: they repeat what the truth has as changes.
 func NoGap(log *Log, truth *Truth, l Layout) []Violation {
-	g := &gap{findings: findings{rule: "NoGap"}, truth: truth, layout: l, txns: index(truth)}
-	g.attribute(log.items(&g.findings))
+	f := &findings{rule: "NoGap"}
+	return f.noGap(log.items(f), truth, l)
+}
+
+func (f *findings) noGap(items []item, truth *Truth, l Layout) []Violation {
+	g := &gap{findings: f, truth: truth, layout: l, txns: index(truth)}
+	g.attribute(items)
 	for _, tx := range truth.Committed {
 		g.checkTxn(tx)
 	}
@@ -28,7 +33,7 @@ func NoGap(log *Log, truth *Truth, l Layout) []Violation {
 
 // gap is one run of NoGap.
 type gap struct {
-	findings
+	*findings
 	truth  *Truth
 	layout Layout
 	txns   txnIndex

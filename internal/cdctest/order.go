@@ -21,7 +21,10 @@ import (
 // Under l.NoTombstones the tombstones must be missing.
 func Order(log *Log, l Layout) []Violation {
 	f := &findings{rule: "Order"}
-	items := log.items(f)
+	return f.order(log.items(f), l)
+}
+
+func (f *findings) order(items []item, l Layout) []Violation {
 	checkSources(f, items)
 	for _, part := range runs(items, item.partitionID) {
 		checkPositions(f, part)

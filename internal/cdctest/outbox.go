@@ -13,9 +13,13 @@ import (
 // that one aggregate's events are numbered in commit order, from 1.
 func OutboxOrder(log *Log, truth *Truth, l Layout) []Violation {
 	f := &findings{rule: "OutboxOrder"}
+	return f.outboxOrder(log.items(f), truth, l)
+}
+
+func (f *findings) outboxOrder(items []item, truth *Truth, l Layout) []Violation {
 	var events []item
 	ids := map[string]*Record{}
-	for _, it := range log.items(f) {
+	for _, it := range items {
 		if it.kind != KindEvent {
 			continue
 		}

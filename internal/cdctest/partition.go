@@ -6,13 +6,16 @@ package cdctest
 // none) in one.
 func Partition(log *Log) []Violation {
 	f := &findings{rule: "Partition"}
-	items := log.items(f)
+	return f.partition(log.items(f), log.Partitions)
+}
+
+func (f *findings) partition(items []item, partitions map[string]int32) []Violation {
 	type place struct{ topic, key string }
 	spelling := map[place]item{}
 	keyless := map[string]item{}
 	truncates := map[string]map[Position]int32{}
 	for _, it := range items {
-		n := log.Partitions[it.Topic]
+		n := partitions[it.Topic]
 		switch {
 		case n < 1 || it.Partition >= n:
 			f.at(it.Record, "the topic has %d partitions", n)
@@ -48,7 +51,7 @@ func Partition(log *Log) []Violation {
 	}
 	for topic, byPos := range truncates {
 		for pos, count := range byPos {
-			if n := log.Partitions[topic]; count != n {
+			if n := partitions[topic]; count != n {
 				f.add(topic, "the truncate at %s is in %d of %d partitions", pos, count, n)
 			}
 		}
