@@ -285,6 +285,15 @@ func (p *envProcess) Wait(ctx context.Context) error {
 	}
 }
 
+func (p *envProcess) Ended() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 func (p *envProcess) KilledBySignal() bool {
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL

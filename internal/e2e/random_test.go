@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -49,32 +50,22 @@ func drawSeed(t *testing.T) uint64 {
 func TestRandomWorkloadIsDeliveredExactlyOnceThroughEveryFault(t *testing.T) {
 	seed := drawSeed(t)
 	r := startRun(t, newStand(t), seed)
-	ctx, ended := context.WithCancel(t.Context())
-	defer ended()
-	var truth *cdctest.Truth
 	var done []cdctest.Done
 	var snapshots []*cdctest.Log
-	group := new(errgroup.Group)
-	group.Go(func() (err error) {
-		defer ended()
-		w := r.workload
-		w.Duration = *durationFlag
-		truth, err = w.Run(ctx)
-		return err
-	})
-	group.Go(func() (err error) {
-		defer ended()
+	truth := r.underLoad(func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, *durationFlag)
+		defer cancel()
+		group := new(errgroup.Group)
+		group.Go(func() (err error) {
+			snapshots, err = r.watch(ctx)
+			return err
+		})
 		n := &cdctest.Nemesis{Seed: seed, Faults: append(r.faults(), r.stand.Faults()...), MinGap: 200 * time.Millisecond, MaxGap: 2 * time.Second, Log: t.Logf}
+		var err error
 		done, err = n.Run(ctx, 0)
-		return err
+		cancel()
+		return errors.Join(err, group.Wait())
 	})
-	group.Go(func() (err error) {
-		snapshots, err = r.watch(ctx)
-		return err
-	})
-	if err := group.Wait(); err != nil {
-		t.Fatalf("%v\nthe connector's log ends:\n%s", err, r.current.Stderr())
-	}
 	if len(done) == 0 {
 		t.Error("the nemesis did nothing")
 	}
@@ -90,14 +81,7 @@ func TestKilledAtEachStepOfADelivery(t *testing.T) {
 		t.Run(strings.ReplaceAll(s.String(), " ", "-"), func(t *testing.T) {
 			seed := drawSeed(t)
 			r := startRun(t, newStand(t), seed)
-			r.workload.Transactions = 150
-			group, ctx := errgroup.WithContext(t.Context())
-			var truth *cdctest.Truth
-			group.Go(func() (err error) {
-				truth, err = r.workload.Run(ctx)
-				return err
-			})
-			group.Go(func() error {
+			truth := r.underLoad(func(ctx context.Context) error {
 				for _, n := range []int{1, 2, 5} {
 					if err := r.killAt(ctx, s, n); err != nil {
 						return err
@@ -105,9 +89,6 @@ func TestKilledAtEachStepOfADelivery(t *testing.T) {
 				}
 				return nil
 			})
-			if err := group.Wait(); err != nil {
-				t.Fatalf("%v\nthe connector's log ends:\n%s", err, r.current.Stderr())
-			}
 			r.checkNothingAgain(r.finish(truth))
 		})
 	}
@@ -136,6 +117,42 @@ func startRun(t *testing.T, s stand, seed uint64) *run {
 	return r
 }
 
+// underLoad runs disturb while the workload runs, and the workload for as long as
+// disturb does: a kill at a step needs deliveries to come.
+func (r *run) underLoad(disturb func(ctx context.Context) error) *cdctest.Truth {
+	r.t.Helper()
+	load, ended := context.WithCancel(r.t.Context())
+	group, ctx := errgroup.WithContext(load)
+	r.workload.Duration = time.Hour // disturb ends it
+	var truth *cdctest.Truth
+	group.Go(func() (err error) {
+		truth, err = r.workload.Run(ctx)
+		return err
+	})
+	group.Go(func() error {
+		defer ended()
+		return disturb(ctx)
+	})
+	if err := group.Wait(); err != nil {
+		r.t.Fatalf("%v\nthe connector's log ends:\n%s", err, r.current.Stderr())
+	}
+	return truth
+}
+
+// alive fails where the connector has ended without being told to: the next kill
+// would hide it.
+func (r *run) alive() error {
+	if r.current.Ended() {
+		return fmt.Errorf("the connector ended by itself; its log ends:\n%s", r.current.Stderr())
+	}
+	return nil
+}
+
+// kill ends the current instance, which must be alive.
+func (r *run) kill() error {
+	return errors.Join(r.alive(), r.current.Kill())
+}
+
 // restart starts an instance and waits until it streams.
 func (r *run) restart(ctx context.Context, env ...string) error {
 	r.current = r.stand.Start(r.t, env)
@@ -155,7 +172,7 @@ func (r *run) streaming(ctx context.Context, p process) error {
 func (r *run) faults() []cdctest.Fault {
 	return []cdctest.Fault{
 		{Name: "kill", Weight: 4, Do: func(ctx context.Context, _ *rand.Rand) (string, error) {
-			if err := r.current.Kill(); err != nil {
+			if err := r.kill(); err != nil {
 				return "", err
 			}
 			return "killed and started", r.restart(ctx)
@@ -165,7 +182,7 @@ func (r *run) faults() []cdctest.Fault {
 			return fmt.Sprintf("killed at passage %d of step %q", n, step), r.killAt(ctx, step, n)
 		}},
 		{Name: "kill while starting", Weight: 2, Do: func(ctx context.Context, rng *rand.Rand) (string, error) {
-			if err := r.current.Kill(); err != nil {
+			if err := r.kill(); err != nil {
 				return "", err
 			}
 			half := r.stand.Start(r.t, nil)
@@ -192,7 +209,7 @@ func (r *run) faults() []cdctest.Fault {
 		}},
 		{Name: "takeover", Weight: 2, Do: func(ctx context.Context, _ *rand.Rand) (string, error) {
 			next := r.stand.Start(r.t, nil)
-			if err := r.current.Kill(); err != nil {
+			if err := r.kill(); err != nil {
 				return "", err
 			}
 			r.current = next
@@ -206,7 +223,7 @@ func (r *run) faults() []cdctest.Fault {
 // another. It fails where the instance does not get there: a step that is never
 // passed would otherwise look survived.
 func (r *run) killAt(ctx context.Context, step killpoint.Step, n int) error {
-	if err := r.current.Kill(); err != nil {
+	if err := r.kill(); err != nil {
 		return err
 	}
 	doomed := r.stand.Start(r.t, []string{killpoint.Env + "=" + killpoint.Spec(step, n)})
@@ -223,6 +240,9 @@ func (r *run) killAt(ctx context.Context, step killpoint.Step, n int) error {
 // the first one, which must find itself shut out.
 func (r *run) zombie(ctx context.Context, rng *rand.Rand) (string, error) {
 	old := r.current
+	if err := r.alive(); err != nil {
+		return "", err
+	}
 	if err := old.Pause(); err != nil {
 		return "", err
 	}

@@ -45,6 +45,8 @@ type process interface {
 	Terminate(ctx context.Context) error
 	// Wait waits for the end; an exit code other than 0 or a signal is an error.
 	Wait(ctx context.Context) error
+	// Ended tells whether the process has ended.
+	Ended() bool
 	// KilledBySignal tells whether the process, which has ended, was ended by SIGKILL.
 	KilledBySignal() bool
 	// Stderr gives the end of its log, for a failure's message.
