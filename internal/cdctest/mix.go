@@ -36,7 +36,7 @@ func (s *session) chooseKind() func(int) error {
 		percent int
 		run     func(int) error
 	}{
-		{46, s.small}, {14, s.money}, {18, s.events}, {3, s.big}, {5, s.long},
+		{46, s.small}, {14, s.money}, {18, s.events}, {2, s.big}, {5, s.long},
 		{4, s.copied}, {4, s.emptied}, {3, s.swapped}, {3, s.nothing},
 	} {
 		if s.rng.IntN(100) < k.percent {

@@ -214,16 +214,6 @@ func (s *envStand) Streaming(ctx context.Context, p process) error {
 	}
 }
 
-func (s *envStand) Disconnect(ctx context.Context) error {
-	conn, err := pgx.Connect(ctx, s.admin)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(ctx)
-	_, err = conn.Exec(ctx, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL", s.slot)
-	return err
-}
-
 // envProcess is a process of envStand; as a writer it keeps the end of its stderr.
 type envProcess struct {
 	cmd   *exec.Cmd

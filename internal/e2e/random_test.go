@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/walrelay/walrelay/internal/cdctest"
 	"github.com/walrelay/walrelay/internal/killpoint"
 	"golang.org/x/sync/errgroup"
@@ -107,14 +108,31 @@ type run struct {
 // is written from then on is in the stream.
 func startRun(t *testing.T, s stand, seed uint64) *run {
 	t.Helper()
-	r := &run{t: t, stand: s, workload: &cdctest.Workload{DSN: s.DSN(), Seed: seed}}
+	r := &run{t: t, stand: s, workload: &cdctest.Workload{DSN: s.DSN(), Seed: seed, BigRows: 600}}
 	if err := r.workload.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := shortenSenderTimeout(t.Context(), s.DSN()); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// shortenSenderTimeout makes the database's walsenders give up a client that is
+// silent for 5 s instead of 60 s.
+func shortenSenderTimeout(ctx context.Context, dsn string) error {
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		return fmt.Errorf("connect to set wal_sender_timeout: %w", err)
+	}
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, "ALTER DATABASE "+pgx.Identifier{conn.Config().Database}.Sanitize()+" SET wal_sender_timeout = '5s'"); err != nil {
+		return fmt.Errorf("set wal_sender_timeout: %w", err)
+	}
+	return nil
 }
 
 // underLoad runs disturb while the workload runs, and the workload for as long as
@@ -237,7 +255,9 @@ func (r *run) killAt(ctx context.Context, step killpoint.Step, n int) error {
 }
 
 // zombie pauses the holder, lets another instance take the slot and work, and wakes
-// the first one, which must find itself shut out.
+// the first one, which must find itself shut out. The slot gets free when the server
+// misses the holder's replies; pg_terminate_backend is no way to it, since a
+// walsender that cannot write to a stopped client does not get to die either.
 func (r *run) zombie(ctx context.Context, rng *rand.Rand) (string, error) {
 	old := r.current
 	if err := r.alive(); err != nil {
@@ -247,9 +267,6 @@ func (r *run) zombie(ctx context.Context, rng *rand.Rand) (string, error) {
 		return "", err
 	}
 	r.current = r.stand.Start(r.t, nil)
-	if err := r.stand.Disconnect(ctx); err != nil {
-		return "", err
-	}
 	if err := r.streaming(ctx, r.current); err != nil {
 		return "", err
 	}

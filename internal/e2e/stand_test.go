@@ -26,9 +26,6 @@ type stand interface {
 	Start(t *testing.T, env []string, args ...string) process
 	// Streaming waits until p holds the slot. It fails where p ends before.
 	Streaming(ctx context.Context, p process) error
-	// Disconnect makes the server end the connection that holds the slot, so that
-	// another instance can take it.
-	Disconnect(ctx context.Context) error
 	// Faults are those of the servers and the network between, beside those of the
 	// process, which the test knows itself.
 	Faults() []cdctest.Fault
