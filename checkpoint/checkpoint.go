@@ -7,7 +7,9 @@ type Checkpoint struct {
 	Source       Source
 	Publications []Publication
 	// Partitions is the partition count of each topic written to, as the first
-	// record saw it. A change of it moves keys between partitions.
+	// record saw it. A change of it moves keys between partitions. It is stored in
+	// the state record and not in the position record; the producer keeps it in its
+	// Log, so it is set here only by Load.
 	Partitions map[string]int32
 }
 

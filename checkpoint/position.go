@@ -59,6 +59,15 @@ func (p Position) Skip(commit LSN) uint64 {
 	return 0
 }
 
+// Check tells whether p keeps property 2: a cut transaction is not one that was
+// delivered completely. Who makes a position or reads a stored one checks it.
+func (p Position) Check() error {
+	if !p.Cut.IsZero() && p.Cut.CommitLSN < p.LSN {
+		return fmt.Errorf("position %s is cut in a transaction that it has delivered", p)
+	}
+	return nil
+}
+
 // String gives the position for people: the LSN and, when cut, where.
 func (p Position) String() string {
 	if p.Cut.IsZero() {

@@ -1,0 +1,297 @@
+package checkpoint
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Keys of the records in the checkpoint topic. The topic is compacted, so the
+// newest record of each is what Kafka keeps.
+const (
+	// KeyPosition is the key of the position record: small, in every Kafka
+	// transaction.
+	KeyPosition = "position"
+	// KeyState is the key of the state record: as large as the number of topics
+	// makes it, written rarely.
+	KeyState = "state"
+)
+
+// StateBeside stands in a position record for "the state record that belongs to
+// this one is the nearest before it, from the same Kafka transaction". A producer
+// cannot know the offset of a record before the broker has appended it.
+const StateBeside int64 = -1
+
+// formatVersion is what this release writes, major.minor.
+//
+// The minor rises when a field is added that an older release may ignore, and may
+// drop when it writes its own record, without harm. The major rises otherwise, and
+// a release refuses majors that it does not know. See FORMAT.md.
+const (
+	formatVersion = "1.0"
+	formatMajor   = 1
+)
+
+// EncodePosition appends the position record of c to dst, without allocating when
+// dst has room. c.Partitions is not part of it: it stands in the state record at
+// offset stateOffset of the checkpoint topic (or StateBeside), and delta holds the
+// counts that were set since. Output is deterministic.
+//
+//	| field         | JSON            | meaning                                              |
+//	| ------------- | --------------- | ---------------------------------------------------- |
+//	| version       | "major.minor"   | of the format                                        |
+//	| lsn           | "X/Y"           | Position.LSN                                         |
+//	| commit_lsn    | "X/Y"           | Position.CommitLSN                                   |
+//	| commit_time_us| integer, absent | Position.CommitTime, microseconds since 1970, UTC    |
+//	| cut           | object, absent  | {"commit_lsn":"X/Y","changes":n}                     |
+//	| source        | object          | {"system_id":"…","database":"…","timeline":n}        |
+//	| publications  | array           | [{"name":"…","horizon":"X/Y"}]                       |
+//	| state         | integer         | offset of the state record, -1 for the one beside it |
+//	| delta         | object, absent  | {"topic":partitions} set since that state record     |
+func EncodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta map[string]int32) []byte {
+	p := &c.Position
+	dst = append(dst, `{"version":"`+formatVersion+`","lsn":"`...)
+	dst = p.LSN.Append(dst)
+	dst = append(dst, `","commit_lsn":"`...)
+	dst = p.CommitLSN.Append(dst)
+	dst = append(dst, '"')
+	if !p.CommitTime.IsZero() {
+		dst = append(dst, `,"commit_time_us":`...)
+		dst = strconv.AppendInt(dst, p.CommitTime.UnixMicro(), 10)
+	}
+	if !p.Cut.IsZero() {
+		dst = append(dst, `,"cut":{"commit_lsn":"`...)
+		dst = p.Cut.CommitLSN.Append(dst)
+		dst = append(dst, `","changes":`...)
+		dst = strconv.AppendUint(dst, p.Cut.Changes, 10)
+		dst = append(dst, '}')
+	}
+	dst = append(dst, `,"source":{"system_id":`...)
+	dst = appendString(dst, c.Source.SystemID)
+	dst = append(dst, `,"database":`...)
+	dst = appendString(dst, c.Source.Database)
+	dst = append(dst, `,"timeline":`...)
+	dst = strconv.AppendInt(dst, int64(c.Source.Timeline), 10)
+	dst = append(dst, `},"publications":[`...)
+	for i := range c.Publications {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, `{"name":`...)
+		dst = appendString(dst, c.Publications[i].Name)
+		dst = append(dst, `,"horizon":"`...)
+		dst = c.Publications[i].Horizon.Append(dst)
+		dst = append(dst, `"}`...)
+	}
+	dst = append(dst, `],"state":`...)
+	dst = strconv.AppendInt(dst, stateOffset, 10)
+	if len(delta) > 0 {
+		dst = append(dst, `,"delta":`...)
+		dst = appendCounts(dst, delta)
+	}
+	return append(dst, '}')
+}
+
+// EncodeState appends the state record of c to dst.
+//
+//	| field      | JSON          | meaning                                 |
+//	| ---------- | ------------- | --------------------------------------- |
+//	| version    | "major.minor" | of the format                           |
+//	| partitions | object        | {"topic":partitions}, every known topic |
+func EncodeState(dst []byte, c *Checkpoint) []byte {
+	dst = append(dst, `{"version":"`+formatVersion+`","partitions":`...)
+	dst = appendCounts(dst, c.Partitions)
+	return append(dst, '}')
+}
+
+// appendCounts appends counts as a JSON object, sorted by topic. Up to 64 topics
+// are sorted on the stack; that is twice what a delta holds.
+func appendCounts(dst []byte, counts map[string]int32) []byte {
+	var room [64]string
+	topics := slices.AppendSeq(room[:0], maps.Keys(counts))
+	slices.Sort(topics)
+	dst = append(dst, '{')
+	for i, topic := range topics {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendString(dst, topic)
+		dst = append(dst, ':')
+		dst = strconv.AppendInt(dst, int64(counts[topic]), 10)
+	}
+	return append(dst, '}')
+}
+
+// positionRecord is the JSON form of the position record. Pointers tell an absent
+// field from a zero one: lsn and state decide where a restart goes on, so their
+// absence is damage and never a default.
+type positionRecord struct {
+	LSN          *jsonLSN          `json:"lsn"`
+	CommitLSN    jsonLSN           `json:"commit_lsn"`
+	CommitTimeUS *int64            `json:"commit_time_us"`
+	Cut          *cutRecord        `json:"cut"`
+	Source       sourceRecord      `json:"source"`
+	Publications []publication     `json:"publications"`
+	State        *int64            `json:"state"`
+	Delta        map[string]*int32 `json:"delta"`
+}
+
+type cutRecord struct {
+	CommitLSN *jsonLSN `json:"commit_lsn"`
+	Changes   *uint64  `json:"changes"`
+}
+
+type sourceRecord struct {
+	SystemID string `json:"system_id"`
+	Database string `json:"database"`
+	Timeline int32  `json:"timeline"`
+}
+
+type publication struct {
+	Name    string  `json:"name"`
+	Horizon jsonLSN `json:"horizon"`
+}
+
+type stateRecord struct {
+	Partitions map[string]*int32 `json:"partitions"`
+}
+
+// DecodePosition reads what EncodePosition wrote. The checkpoint that it returns
+// has no Partitions: decode the state record at stateOffset into it with
+// DecodeState and set delta on top with Apply. A record of a newer major version
+// is a *VersionError.
+func DecodePosition(data []byte) (c Checkpoint, stateOffset int64, delta map[string]int32, err error) {
+	var r positionRecord
+	if err := decode(KeyPosition, data, &r); err != nil {
+		return Checkpoint{}, 0, nil, err
+	}
+	switch {
+	case r.LSN == nil:
+		return Checkpoint{}, 0, nil, damaged(KeyPosition, errors.New(`"lsn" is missing`))
+	case r.State == nil:
+		return Checkpoint{}, 0, nil, damaged(KeyPosition, errors.New(`"state" is missing`))
+	case *r.State < StateBeside:
+		return Checkpoint{}, 0, nil, damaged(KeyPosition, fmt.Errorf(`"state" is %d, want an offset or %d`, *r.State, StateBeside))
+	}
+	c.Position = Position{LSN: LSN(*r.LSN), CommitLSN: LSN(r.CommitLSN)}
+	if r.CommitTimeUS != nil {
+		c.Position.CommitTime = time.UnixMicro(*r.CommitTimeUS).UTC()
+	}
+	if r.Cut != nil {
+		if r.Cut.CommitLSN == nil || r.Cut.Changes == nil {
+			return Checkpoint{}, 0, nil, damaged(KeyPosition, errors.New(`"cut" is incomplete`))
+		}
+		c.Position.Cut = Cut{CommitLSN: LSN(*r.Cut.CommitLSN), Changes: *r.Cut.Changes}
+	}
+	if err := c.Position.Check(); err != nil {
+		return Checkpoint{}, 0, nil, damaged(KeyPosition, err)
+	}
+	c.Source = Source(r.Source)
+	for _, p := range r.Publications {
+		c.Publications = append(c.Publications, Publication{Name: p.Name, Horizon: LSN(p.Horizon)})
+	}
+	if delta, err = counts(r.Delta); err != nil {
+		return Checkpoint{}, 0, nil, damaged(KeyPosition, err)
+	}
+	return c, *r.State, delta, nil
+}
+
+// DecodeState reads what EncodeState wrote into c, replacing c.Partitions and
+// leaving the rest alone. A record of a newer major version is a *VersionError;
+// after an error c is as it was.
+func DecodeState(data []byte, c *Checkpoint) error {
+	var r stateRecord
+	if err := decode(KeyState, data, &r); err != nil {
+		return err
+	}
+	if r.Partitions == nil {
+		return damaged(KeyState, errors.New(`"partitions" is missing`))
+	}
+	p, err := counts(r.Partitions)
+	if err != nil {
+		return damaged(KeyState, err)
+	}
+	c.Partitions = p
+	return nil
+}
+
+// Apply sets the counts of delta in c.Partitions. Setting is idempotent, so it
+// does not matter when the state record is newer than the one that delta was
+// made for and holds some of it already.
+func (c *Checkpoint) Apply(delta map[string]int32) {
+	if c.Partitions == nil {
+		c.Partitions = make(map[string]int32, len(delta))
+	}
+	maps.Copy(c.Partitions, delta)
+}
+
+// decode checks the version first, so that a newer major is named as such even
+// where its fields have other types.
+func decode(kind string, data []byte, into any) error {
+	var head struct {
+		Version *string `json:"version"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return damaged(kind, err)
+	}
+	if head.Version == nil {
+		return damaged(kind, errors.New(`"version" is missing`))
+	}
+	major, minor, ok := strings.Cut(*head.Version, ".")
+	m, errM := strconv.ParseUint(major, 10, 31)
+	if _, errN := strconv.ParseUint(minor, 10, 31); !ok || errM != nil || errN != nil {
+		return damaged(kind, fmt.Errorf("version %s is not major.minor", quote(*head.Version)))
+	}
+	if m != formatMajor {
+		return &VersionError{Kind: kind, Version: *head.Version}
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return damaged(kind, err)
+	}
+	return nil
+}
+
+// damaged wraps the reason why a record cannot be read. It says where to look,
+// because a record that nobody but walrelay writes does not damage itself.
+func damaged(kind string, err error) error {
+	return fmt.Errorf("read checkpoint record %q: %w (see who else writes to the checkpoint topic; its newest good record can be read with any consumer)", kind, err)
+}
+
+// counts takes the partition counts out of their JSON form. A topic without a
+// positive count cannot have been written.
+func counts(m map[string]*int32) (map[string]int32, error) {
+	if m == nil {
+		return nil, nil
+	}
+	out := make(map[string]int32, len(m))
+	for topic, n := range m {
+		if n == nil || *n < 1 {
+			return nil, fmt.Errorf("topic %q has no partition count above 0", topic)
+		}
+		out[topic] = *n
+	}
+	return out, nil
+}
+
+// jsonLSN reads an LSN from its text form.
+type jsonLSN LSN
+
+// UnmarshalJSON takes a string X/Y. Null would leave the LSN at zero in silence,
+// so it is refused.
+func (l *jsonLSN) UnmarshalJSON(data []byte) error {
+	if len(data) < 2 || data[0] != '"' {
+		return fmt.Errorf("LSN is %s, want a string", bytes.ToValidUTF8(data, []byte("?")))
+	}
+	v, err := ParseLSN(string(data[1 : len(data)-1]))
+	if err != nil {
+		return err
+	}
+	*l = jsonLSN(v)
+	return nil
+}

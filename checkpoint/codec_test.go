@@ -1,0 +1,227 @@
+package checkpoint
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
+
+// full is a checkpoint with every field set, and names that need escaping.
+func full() (Checkpoint, int64, map[string]int32) {
+	return Checkpoint{
+		Position: Position{
+			LSN: 0x16B374D848, CommitLSN: 0x16B374E000,
+			CommitTime: time.UnixMicro(1764550000119001).UTC(),
+			Cut:        Cut{CommitLSN: 0x16B374E000, Changes: 1<<64 - 1},
+		},
+		Source:       Source{SystemID: "7431870498234981234", Database: "the \"shop\"\\\n\x01é", Timeline: 3},
+		Publications: []Publication{{Name: "walrelay_shop", Horizon: 0x16B3000000}, {Name: "walrelay_shop_insert"}},
+	}, 41822, map[string]int32{"shop.public.orders": 8, "a": 1}
+}
+
+func TestPositionRecordGolden(t *testing.T) {
+	c, at, delta := full()
+	golden(t, "position-full.json", EncodePosition(nil, &c, at, delta))
+	got, gotAt, gotDelta, err := DecodePosition(read(t, "position-full.json"))
+	if err != nil || gotAt != at {
+		t.Fatal(gotAt, err)
+	}
+	if d := cmp.Diff(c, got) + cmp.Diff(delta, gotDelta); d != "" {
+		t.Error(d)
+	}
+
+	small := Checkpoint{Position: Position{LSN: 1}, Source: Source{SystemID: "1", Database: "d", Timeline: 1}}
+	golden(t, "position-first.json", EncodePosition(nil, &small, StateBeside, nil))
+	got, gotAt, gotDelta, err = DecodePosition(read(t, "position-first.json"))
+	if err != nil || gotAt != StateBeside || gotDelta != nil {
+		t.Fatal(gotAt, gotDelta, err)
+	}
+	if d := cmp.Diff(small, got); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestStateRecordGolden(t *testing.T) {
+	c := Checkpoint{Partitions: map[string]int32{"shop.public.orders": 6, "shop.public.customers": 12}}
+	golden(t, "state.json", EncodeState(nil, &c))
+	var got Checkpoint
+	if err := DecodeState(read(t, "state.json"), &got); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(c, got); d != "" {
+		t.Error(d)
+	}
+	if err := DecodeState(EncodeState(nil, &Checkpoint{}), &got); err != nil || got.Partitions == nil || len(got.Partitions) != 0 {
+		t.Error("no topics is a state too:", got.Partitions, err)
+	}
+}
+
+func TestNewerMinorIsRead(t *testing.T) {
+	c, _, _, err := DecodePosition(read(t, "position-newer-minor.json"))
+	if err != nil || c.Position.LSN != 0x100 || c.Source.Database != "shop" {
+		t.Error(c, err)
+	}
+	var s Checkpoint
+	if err := DecodeState([]byte(`{"version":"1.9","partitions":{"t":3},"snapshot":{"public.t":[1]}}`), &s); err != nil || s.Partitions["t"] != 3 {
+		t.Error(s, err)
+	}
+}
+
+func TestNewerMajorIsRefused(t *testing.T) {
+	for _, v := range []string{"2.0", "0.9", "10.0"} {
+		// Other types than ours behind the version must not hide the reason.
+		data := []byte(fmt.Sprintf(`{"version":%q,"lsn":17,"state":"x","partitions":[]}`, v))
+		_, _, _, err := DecodePosition(data)
+		errState := DecodeState(data, new(Checkpoint))
+		for _, err := range []error{err, errState} {
+			var ve *VersionError
+			if !errors.As(err, &ve) || ve.Version != v || !strings.Contains(err.Error(), `"`+v+`"`) || !strings.Contains(err.Error(), `"1.0"`) {
+				t.Errorf("version %s: %v", v, err)
+			}
+		}
+	}
+}
+
+func TestDamagedRecordsAreErrors(t *testing.T) {
+	good := `"version":"1.0","lsn":"0/1","state":0`
+	for name, data := range map[string]string{
+		"empty":              "",
+		"null":               "null",
+		"cut off":            `{"version":"1.0","lsn":"0/1","state":0`,
+		"two values":         `{` + good + `}{}`,
+		"no version":         `{"lsn":"0/1","state":0}`,
+		"version as number":  `{"version":1.0,"lsn":"0/1","state":0}`,
+		"version without .":  `{"version":"1","lsn":"0/1","state":0}`,
+		"no lsn":             `{"version":"1.0","state":0}`,
+		"null lsn":           `{"version":"1.0","lsn":null,"state":0}`,
+		"bad lsn":            `{"version":"1.0","lsn":"01","state":0}`,
+		"lsn as number":      `{"version":"1.0","lsn":1,"state":0}`,
+		"no state":           `{"version":"1.0","lsn":"0/1"}`,
+		"state below -1":     `{"version":"1.0","lsn":"0/1","state":-2}`,
+		"state is fraction":  `{"version":"1.0","lsn":"0/1","state":0.5}`,
+		"half a cut":         `{` + good + `,"cut":{"commit_lsn":"0/2"}}`,
+		"cut delivered":      `{"version":"1.0","lsn":"0/3","state":0,"cut":{"commit_lsn":"0/2","changes":1}}`,
+		"null horizon":       `{` + good + `,"publications":[{"name":"p","horizon":null}]}`,
+		"null count":         `{` + good + `,"delta":{"t":null}}`,
+		"count 0":            `{` + good + `,"delta":{"t":0}}`,
+		"count out of range": `{` + good + `,"delta":{"t":4294967297}}`,
+	} {
+		if c, _, _, err := DecodePosition([]byte(data)); err == nil {
+			t.Errorf("position, %s: read as %+v", name, c)
+		}
+	}
+	if _, _, _, err := DecodePosition([]byte(`{` + good + `}`)); err != nil {
+		t.Errorf("the record that the others are bent from is good: %v", err)
+	}
+	for _, data := range []string{"", `{"version":"1.0"}`, `{"version":"1.0","partitions":null}`, `{"version":"1.0","partitions":{"t":-1}}`, `{"version":"1.0","partitions":[]}`} {
+		c := Checkpoint{Partitions: map[string]int32{"kept": 1}}
+		if err := DecodeState([]byte(data), &c); err == nil || c.Partitions["kept"] != 1 {
+			t.Errorf("state %q: %v, %v", data, c, err)
+		}
+	}
+}
+
+func TestEncodePositionDoesNotAllocate(t *testing.T) {
+	c, at, delta := full()
+	buf := make([]byte, 0, 4096)
+	if n := testing.AllocsPerRun(100, func() { buf = EncodePosition(buf[:0], &c, at, delta) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestAppendStringIsJSON(t *testing.T) {
+	for _, s := range []string{"", "a", "\x00\x1f\x7f", `"\/`, "é€😀", "a\xffb", "\xed\xa0\x80", "\u2028"} {
+		var got string
+		if err := json.Unmarshal(appendString(nil, s), &got); err != nil || got != strings.ToValidUTF8(s, "\uFFFD") && got != string([]rune(s)) {
+			t.Errorf("%q reads back as %q, %v", s, got, err)
+		}
+	}
+}
+
+func TestRefusalSaysWhatRiskRemedy(t *testing.T) {
+	cause := errors.New("cause")
+	err := fmt.Errorf("open store: %w", &Refusal{What: "what", Risk: "risk", Remedy: "remedy", Err: cause})
+	if got := err.Error(); got != "open store: what: cause; risk; remedy" {
+		t.Error(got)
+	}
+	if !IsRefusal(err) || !errors.Is(err, cause) || IsRefusal(cause) {
+		t.Error("the chain is not kept")
+	}
+}
+
+func FuzzDecodePosition(f *testing.F) {
+	c, at, delta := full()
+	f.Add(EncodePosition(nil, &c, at, delta))
+	f.Add(EncodePosition(nil, &Checkpoint{}, StateBeside, nil))
+	f.Add([]byte(`{"version":"2.0"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, at, delta, err := DecodePosition(data)
+		if err != nil {
+			return
+		}
+		out := EncodePosition(nil, &c, at, delta)
+		c2, at2, delta2, err := DecodePosition(out)
+		if err != nil || at2 != at {
+			t.Fatalf("%q reads, but %q does not: %v", data, out, err)
+		}
+		// An empty delta is left out.
+		if d := cmp.Diff(c, c2); d != "" || len(delta) != len(delta2) || len(delta) > 0 && !cmp.Equal(delta, delta2) {
+			t.Fatalf("%q reads back differently: %s", data, d)
+		}
+	})
+}
+
+func FuzzDecodeState(f *testing.F) {
+	f.Add([]byte(`{"version":"1.0","partitions":{"a":1,"b":2}}`))
+	f.Add([]byte(`{"version":"1.5","partitions":{},"x":[]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var c, c2 Checkpoint
+		if DecodeState(data, &c) != nil {
+			return
+		}
+		out := EncodeState(nil, &c)
+		if err := DecodeState(out, &c2); err != nil || !cmp.Equal(c, c2) {
+			t.Fatalf("%q reads, %q does not: %v", data, out, err)
+		}
+	})
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	if *rewrite {
+		if err := os.WriteFile(filepath.Join("testdata", name), append(got, '\n'), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := strings.TrimSuffix(string(read(t, name)), "\n"); string(got) != want {
+		t.Errorf("%s: got\n%s\nwant\n%s", name, got, want)
+	}
+}
+
+func read(t *testing.T, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func BenchmarkEncodePosition(b *testing.B) {
+	c, at, _ := full()
+	buf := make([]byte, 0, 4096)
+	b.ReportAllocs()
+	for b.Loop() {
+		buf = EncodePosition(buf[:0], &c, at, nil)
+	}
+}
