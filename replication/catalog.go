@@ -288,3 +288,45 @@ func names(tables []Table, limit int) string {
 	}
 	return b.String()
 }
+
+// WAL is where the write-ahead log stands.
+type WAL struct {
+	End      checkpoint.LSN // of the last record flushed to disk
+	Retained int64          // bytes that the slot keeps from being removed
+}
+
+// ReadWAL measures the lag; it is cheap enough for once a second.
+func ReadWAL(ctx context.Context, conn *pgx.Conn, slot string) (WAL, error) {
+	var (
+		end      string
+		retained *int64
+	)
+	err := conn.QueryRow(ctx, `
+SELECT w.lsn::text, (SELECT (w.lsn - s.restart_lsn)::int8 FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1)
+  FROM (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_flush_lsn() END AS lsn) w`, slot).Scan(&end, &retained)
+	if err != nil {
+		return WAL{}, fmt.Errorf("read WAL end: %w", err)
+	}
+	lsn, err := checkpoint.ParseLSN(end)
+	if err != nil {
+		return WAL{}, fmt.Errorf("read WAL end: %w", err)
+	}
+	w := WAL{End: lsn}
+	if retained != nil {
+		w.Retained = *retained
+	}
+	return w, nil
+}
+
+// TextRows runs a query and gives its rows as text, for queries that another room
+// brings along.
+func TextRows(ctx context.Context, conn *pgx.Conn, sql string) ([][][]byte, error) {
+	results, err := conn.PgConn().Exec(ctx, sql).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	if len(results) != 1 {
+		return nil, fmt.Errorf("query gave %d results, want 1", len(results))
+	}
+	return results[0].Rows, results[0].Err
+}

@@ -158,12 +158,6 @@ func parseXID(text string) (checkpoint.XID, error) {
 	return checkpoint.XID(n), nil
 }
 
-// widen gives the full xid of a 32-bit one that lies within 2^31 of near, as every xid
-// that the server still knows does.
-func widen(xid uint32, near checkpoint.XID) checkpoint.XID {
-	return near + checkpoint.XID(int64(int32(xid-uint32(near))))
-}
-
 func widenText(text string, near checkpoint.XID) (checkpoint.XID, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {

@@ -69,7 +69,8 @@ func ReadOrder(ctx context.Context, connect Connector, publication, slot string)
 // end with RefuseYoungPublication instead of retrying.
 func PublicationTooYoung(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == codeUndefinedObject && pgErr.Routine == "get_publication_oid"
+	return errors.Is(err, ErrPublicationTooYoung) ||
+		errors.As(err, &pgErr) && pgErr.Code == codeUndefinedObject && pgErr.Routine == "get_publication_oid"
 }
 
 // NoticeTooYoung recognises the same on 18 and later, where the server only warns and

@@ -78,6 +78,11 @@ type Stream struct {
 // lease, and this instance is a standby.
 var ErrSlotActive = errors.New("replication slot is active")
 
+// ErrPublicationTooYoung says that the server left a change out because a publication
+// did not exist when it was written (18 and later; older servers end the stream). What
+// was received before it is good; nothing behind it may be delivered.
+var ErrPublicationTooYoung = errors.New("a publication is younger than the WAL that the slot reads")
+
 // ErrStreamClosed says that the stream was closed by this side.
 var ErrStreamClosed = errors.New("stream closed")
 
@@ -91,9 +96,9 @@ func Open(ctx context.Context, cfg *pgconn.Config) (*Stream, error) {
 		s.buf = bufio.NewReaderSize(r, 2*slabSize)
 		return pgproto3.NewFrontend(s.buf, w)
 	}
-	conn, err := pgconn.ConnectConfig(ctx, s.cfg)
+	conn, err := ConnectReplication(ctx, s.cfg)
 	if err != nil {
-		return nil, fmt.Errorf("connect in replication mode: %w", err)
+		return nil, err
 	}
 	s.conn = conn
 	return s, nil
@@ -137,9 +142,8 @@ func (s *Stream) Start(ctx context.Context, o StreamOptions) error {
 	}
 	slot := `"` + strings.ReplaceAll(o.Slot, `"`, `""`) + `"`
 	if err := pglogrepl.StartReplication(ctx, s.conn, slot, 0, pglogrepl.StartReplicationOptions{PluginArgs: args}); err != nil {
-		var pgErr *pgconn.PgError
-		if errors.As(err, &pgErr) && pgErr.Code == "55006" { // object_in_use
-			return fmt.Errorf("%w: %s", ErrSlotActive, pgErr.Message)
+		if IsSlotActive(err) {
+			return fmt.Errorf("%w: %w", ErrSlotActive, err)
 		}
 		return fmt.Errorf("start replication from slot %s: %w", o.Slot, err)
 	}
@@ -302,7 +306,11 @@ func (s *Stream) receiveMessage() ([]byte, error) {
 			return nil, fmt.Errorf("replication stream: %w", pgconn.ErrorResponseToPgError(m))
 		case *pgproto3.CopyDone, *pgproto3.CommandComplete:
 			return nil, fmt.Errorf("read replication stream: the server ended it: %w", io.EOF)
-		case *pgproto3.NoticeResponse, *pgproto3.ParameterStatus:
+		case *pgproto3.NoticeResponse:
+			if NoticeTooYoung(&pgconn.Notice{Code: m.Code, Routine: m.Routine}) {
+				return nil, fmt.Errorf("replication stream: %w: %s", ErrPublicationTooYoung, m.Message)
+			}
+		case *pgproto3.ParameterStatus:
 		default:
 			return nil, fmt.Errorf("read replication stream: message %T was not expected", m)
 		}

@@ -12,9 +12,20 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/walrelay/walrelay/internal/killpoint"
 )
 
 func main() {
+	if err := killpoint.Arm(os.Getenv(killpoint.Env)); err != nil {
+		_, _ = fmt.Fprintf(os.Stderr, "walrelay: %v\n", err)
+		os.Exit(exitUsage)
+	}
+	os.Exit(supervised())
+}
+
+// supervised runs the command line under the two signals and gives the exit code.
+func supervised() int {
 	// Room for both signals: the second must not be lost while the first is
 	// being looked at.
 	signals := make(chan os.Signal, 2)
@@ -22,7 +33,7 @@ func main() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	done := make(chan int, 1)
 	go func() { done <- run(ctx, os.Args[1:], os.Stdout, os.Stderr) }()
-	os.Exit(supervise(signals, cancel, done, os.Stderr))
+	return supervise(signals, cancel, done, os.Stderr)
 }
 
 // supervise waits for the exit code. The first signal asks the command to
@@ -73,6 +84,7 @@ func newRootCommand(a *app) *cobra.Command {
 	root.CompletionOptions.DisableDefaultCmd = true // completion.go has ours
 	a.addLogFlags(root.PersistentFlags())
 	root.AddCommand(
+		newRunCommand(a),
 		newConfigCommand(a),
 		newVersionCommand(),
 		newCompletionCommand(),

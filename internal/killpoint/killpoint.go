@@ -85,6 +85,13 @@ func At(step Step) {
 	}
 }
 
+// Armed tells whether the process is to end at step: for a step that exists only where
+// effects that otherwise share a moment are pulled apart.
+func Armed(step Step) bool {
+	p := armed.Load()
+	return p != nil && p.step == step
+}
+
 func (p *point) pass(step Step) {
 	if step == p.step && p.left.Add(-1) == 0 {
 		p.kill()

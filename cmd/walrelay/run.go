@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/admin"
+	"github.com/walrelay/walrelay/internal/relay"
+)
+
+// newRunCommand is run: the connector.
+func newRunCommand(a *app) *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run -c FILE",
+		Short: "Stream the database into Kafka until SIGTERM or SIGINT",
+		Long: "Streams committed changes and outbox rows into Kafka, exactly once, until\n" +
+			"SIGTERM or SIGINT: then the batch in hand is delivered and confirmed within\n" +
+			"stop-timeout, and the exit code is 0. A second signal aborts.\n\n" +
+			"Another instance with the same configuration stands by and takes over.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.run(cmd.Context(), f) },
+	}
+	a.addConfigFlag(cmd.Flags())
+	cmd.Flags().BoolVar(&f.untilCaughtUp, "until-caught-up", false, "end (exit 0) once everything committed before the start is in Kafka")
+	cmd.Flags().BoolVar(&f.takeover, "takeover", false, "first end the walsender that holds this connector's slot")
+	return cmd
+}
+
+type runFlags struct {
+	untilCaughtUp bool
+	takeover      bool
+}
+
+func (a *app) run(ctx context.Context, f runFlags) error {
+	c, err := a.loadConfig()
+	if err != nil {
+		return err
+	}
+	log, err := newLogger(c, a.stderr)
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	o, err := relayOptions(c, log, registry)
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
+	o.UntilCaughtUp, o.Takeover = f.untilCaughtUp, f.takeover
+	r := relay.New(o)
+	log.Info().Str("version", version).Str("name", c.Name).Msg("walrelay starts")
+
+	// The admin server ends with the relay and not with the signal: while the last batch
+	// is delivered, whoever asks gets an answer.
+	adminCtx, endAdmin := context.WithCancel(context.WithoutCancel(ctx))
+	defer endAdmin()
+	var g errgroup.Group
+	relayCtx, endRelay := context.WithCancelCause(ctx)
+	defer endRelay(nil)
+	g.Go(func() error {
+		err := admin.Run(adminCtx, admin.Options{
+			Listen:   c.Admin.Listen,
+			Token:    c.Admin.Token,
+			Gatherer: registry,
+			Status:   func() any { return r.Status() },
+			Healthy:  func() error { return nil },
+			Ready:    r.Ready,
+			Logger:   log.With().Str("component", "admin").Logger(),
+		})
+		if err != nil {
+			endRelay(err)
+			return fmt.Errorf("admin server: %w", err)
+		}
+		return nil
+	})
+	g.Go(func() error {
+		defer endAdmin()
+		return r.Run(relayCtx)
+	})
+	err = g.Wait()
+	switch {
+	case err == nil:
+		log.Info().Msg("walrelay ends")
+		return nil
+	case checkpoint.IsRefusal(err):
+		return &exitError{exitRefused, err}
+	}
+	return err
+}

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl"
+	"github.com/twmb/franz-go/pkg/sasl/aws"
+	"github.com/twmb/franz-go/pkg/sasl/oauth"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
+
+	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
+	"github.com/walrelay/walrelay/internal/config"
+	"github.com/walrelay/walrelay/internal/relay"
+	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router"
+)
+
+// relayOptions turns the configuration into the options of each package. This is the
+// only place that knows everybody.
+func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer) (relay.Options, error) {
+	client, err := kafkaOptions(c.Kafka, log)
+	if err != nil {
+		return relay.Options{}, err
+	}
+	prefix := func(t string) string { return strings.ReplaceAll(t, "{prefix}", c.Topics.Prefix) }
+	ro := router.Options{
+		Name:            c.Name,
+		Tables:          c.Source.Tables.Match,
+		Messages:        c.Source.Messages.Match,
+		Keys:            c.Source.Keys,
+		TableTopic:      router.TableTopics(c.Topics.Table, c.Topics.Prefix),
+		MessageTopic:    prefix(c.Topics.Message),
+		Prefix:          c.Topics.Prefix,
+		Tombstones:      c.Format.Tombstones,
+		DeadLetterTopic: prefix(c.DeadLetter.Topic),
+	}
+	if c.DeadLetter.OnError != config.OnErrorStop {
+		ro.DeadLetterOn = c.DeadLetter.On
+	}
+	if c.Format.TOAST == config.TOASTMarker {
+		ro.ToastMarker = &c.Format.TOASTMarker
+	}
+	publications := replication.PlanOptions{
+		Publication:    c.Source.Publication,
+		Match:          c.Source.Tables.Match,
+		KeylessInserts: c.Source.Keyless == config.KeylessInserts,
+	}
+	for _, o := range c.Outbox {
+		schema, table, _ := strings.Cut(o.Table, ".")
+		ro.Outbox = append(ro.Outbox, router.OutboxOptions{
+			Schema: schema, Table: table, Topic: o.Topic, Key: o.Key,
+			Columns: o.Columns, Headers: o.Headers, NullPayload: o.NullPayload,
+		})
+		publications.Outbox = append(publications.Outbox, o.Table)
+	}
+	return relay.Options{
+		DSN:          c.Source.DSN.Reveal(),
+		AppName:      "walrelay_" + c.Name,
+		Slot:         c.Source.Slot,
+		Publications: publications,
+		Existing:     c.Source.PublicationMode == config.PublicationExisting,
+		Kafka:        client,
+		Producer: router.ProducerOptions{
+			Client:             client,
+			TransactionalID:    c.Kafka.TransactionalID,
+			TransactionTimeout: c.Kafka.TransactionTimeout.Std(),
+			Compression:        compression(c.Kafka.Compression),
+			CheckpointTopic:    c.Kafka.CheckpointTopic,
+			MaxRecords:         c.Batch.MaxRecords,
+			Logger:             log.With().Str("component", "producer").Logger(),
+		},
+		Topics: router.TopicSpec{
+			Create:            c.Topics.Create,
+			Partitions:        int32(c.Topics.Partitions),
+			ReplicationFactor: int16(c.Topics.ReplicationFactor),
+			Config:            c.Topics.Config,
+		},
+		Checkpoint: ckafka.Options{
+			Topic:             c.Kafka.CheckpointTopic,
+			ReplicationFactor: int16(c.Topics.ReplicationFactor),
+			MinInsyncReplicas: minInsync(c.Topics.Config),
+		},
+		Router:          ro,
+		MessagePrefixes: c.Source.Messages,
+		Limits:          batchLimits(c.Batch),
+		Buffer:          readAhead(c.Batch),
+		MaxDelay:        c.Batch.MaxDelay.Std(),
+		StopTimeout:     c.StopTimeout.Std(),
+		ExitOnFenced:    c.OnFenced == config.OnFencedExit,
+		Logger:          log.With().Str("component", "relay").Logger(),
+		Registerer:      reg,
+	}, nil
+}
+
+// readAhead is the part of batch.max-bytes that the stream's queue takes, so that the
+// queue, the batch in hand and the batch on its way stay within twice max-bytes.
+func readAhead(b config.Batch) int64 {
+	return min(int64(b.MaxBytes)/8, replication.DefaultBuffer)
+}
+
+func batchLimits(b config.Batch) router.Limits {
+	return router.Limits{Bytes: int(int64(b.MaxBytes) - readAhead(b)), Records: b.MaxRecords}
+}
+
+// minInsync gives the checkpoint topic the guarantee that the others have.
+func minInsync(c map[string]string) int {
+	n, err := strconv.Atoi(c["min.insync.replicas"])
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+func compression(name string) kgo.CompressionCodec {
+	switch name {
+	case "gzip":
+		return kgo.GzipCompression()
+	case "snappy":
+		return kgo.SnappyCompression()
+	case "lz4":
+		return kgo.Lz4Compression()
+	case "zstd":
+		return kgo.ZstdCompression()
+	}
+	return kgo.NoCompression()
+}
+
+func kafkaOptions(k config.Kafka, log zerolog.Logger) (router.ClientOptions, error) {
+	o := router.ClientOptions{Brokers: k.Brokers, Logger: log.With().Str("component", "kafka").Logger()}
+	var err error
+	if k.TLS.Enabled {
+		if o.TLS, err = tlsConfig(k.TLS); err != nil {
+			return o, err
+		}
+	}
+	if k.SASL.Mechanism != "" {
+		if o.SASL, err = saslMechanism(k.SASL); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+func tlsConfig(t config.TLS) (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if t.CA != "" {
+		pem, err := os.ReadFile(t.CA)
+		if err != nil {
+			return nil, fmt.Errorf("kafka.tls.ca: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("kafka.tls.ca: %s holds no PEM certificate; name a file that does", t.CA)
+		}
+	}
+	if t.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+		if err != nil {
+			return nil, fmt.Errorf("kafka.tls.cert and key: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
+}
+
+func saslMechanism(s config.SASL) (sasl.Mechanism, error) {
+	switch s.Mechanism {
+	case config.SASLPlain:
+		return plain.Auth{User: s.Username, Pass: s.Password.Reveal()}.AsMechanism(), nil
+	case config.SASLSCRAM256:
+		return scram.Auth{User: s.Username, Pass: s.Password.Reveal()}.AsSha256Mechanism(), nil
+	case config.SASLSCRAM512:
+		return scram.Auth{User: s.Username, Pass: s.Password.Reveal()}.AsSha512Mechanism(), nil
+	case config.SASLOAuthBearer:
+		return oauth.Auth{Token: s.Token.Reveal()}.AsMechanism(), nil
+	case config.SASLAWSMSKIAM:
+		return aws.Auth{AccessKey: s.AccessKey, SecretKey: s.SecretKey.Reveal(), SessionToken: s.SessionToken.Reveal()}.AsManagedStreamingIAMMechanism(), nil
+	}
+	return nil, errors.New("kafka.sasl.mechanism: " + s.Mechanism + " is not known")
+}

@@ -1,0 +1,551 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/walrelay/walrelay/checkpoint"
+	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
+	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router"
+)
+
+// session is one pass from invariant 3's first step to the end of the stream. Every
+// lost connection and every unknown outcome ends it; the next one knows nothing of it
+// and reads the checkpoint again.
+type session struct {
+	r   *Relay
+	log zerolog.Logger
+
+	conn     *pgx.Conn   // for the catalog
+	admin    *kgo.Client // for topics and the checkpoint topic
+	store    *ckafka.Store
+	catalog  *router.Catalog
+	stream   *replication.Stream
+	producer *router.Producer
+	router   *router.Router
+
+	facts   replication.Facts
+	plan    replication.Plan
+	source  checkpoint.Source
+	near    checkpoint.XID
+	created bool           // the slot was created in this session
+	start   checkpoint.LSN // where a slot without a checkpoint begins
+	target  checkpoint.LSN // until-caught-up: the end; 0 without
+	named   []string       // publications that START_REPLICATION names
+	keys    map[uint32][]string
+	types   *typeCache
+}
+
+// newSession makes a session; run must be called.
+func newSession(r *Relay) *session {
+	return &session{r: r, log: r.o.Logger, target: r.target}
+}
+
+// run is the start in its order, and the stream.
+func (s *session) run(ctx context.Context) error {
+	defer s.close(ctx)
+	s.r.setPhase(PhaseConnecting)
+	// Nothing is created or changed before all refusals that can be seen have been.
+	if err := s.inspect(ctx); err != nil {
+		return err
+	}
+	if err := s.prepareSource(ctx); err != nil {
+		return err
+	}
+	// Invariant 3: the slot is the lease; fence, then read.
+	if err := s.takeSlot(ctx); err != nil {
+		return err
+	}
+	if err := s.fence(ctx); err != nil {
+		return err
+	}
+	cp, err := s.resume(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.prepareRouting(ctx); err != nil {
+		return err
+	}
+	return s.relay(ctx, cp)
+}
+
+// close gives everything back, in the reverse order of the start. The stream goes
+// before the producer: with it the lease is given up.
+func (s *session) close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if s.stream != nil {
+		if err := s.stream.Close(ctx); err != nil {
+			s.log.Debug().Err(err).Msg("replication stream closed")
+		}
+	}
+	if s.producer != nil {
+		s.producer.Close()
+	}
+	if s.admin != nil {
+		s.admin.Close()
+	}
+	if s.conn != nil {
+		if err := s.conn.Close(ctx); err != nil {
+			s.log.Debug().Err(err).Msg("database connection closed")
+		}
+	}
+}
+
+// inspect connects to both sides and reads the facts that decide whether a start is
+// possible at all.
+func (s *session) inspect(ctx context.Context) (err error) {
+	o := &s.r.o
+	if s.conn, err = s.r.connect(ctx); err != nil {
+		return err
+	}
+	s.r.sourceReached()
+	if s.admin, err = router.NewAdminClient(o.Kafka); err != nil {
+		return fmt.Errorf("make Kafka client: %w", err)
+	}
+	if err := s.reachKafka(ctx); err != nil {
+		return err
+	}
+	s.store = ckafka.NewStore(s.admin, o.Checkpoint)
+	s.catalog = router.NewCatalog(s.admin)
+	if err := s.store.EnsureTopic(ctx); err != nil {
+		return err
+	}
+	f := &s.facts
+	f.Managed, f.SlotName, f.Publication, f.CheckpointTopic = !o.Existing, o.Slot, o.Publications.Publication, o.Checkpoint.Topic
+	if f.Database, err = replication.ReadDatabase(ctx, s.conn); err != nil {
+		return err
+	}
+	if o.UntilCaughtUp && s.r.target == 0 {
+		// What is committed now, and nothing later, is what has to arrive.
+		s.r.target = f.Database.WALEnd
+		s.target = s.r.target
+	}
+	if err := s.readSlot(ctx); err != nil {
+		return err
+	}
+	if f.Checkpoint, _, err = s.store.Peek(ctx); err != nil {
+		return err
+	}
+	if f.PublicationFound && f.SlotFound && f.Checkpoint.IsZero() {
+		if f.Order, err = replication.ReadOrder(ctx, s.r.connect, f.Publication, f.SlotName); err != nil {
+			return err
+		}
+	}
+	if err := s.planTables(ctx); err != nil {
+		return err
+	}
+	return replication.VerifyStart(*f)
+}
+
+// reachKafka makes sure that brokers answer, so that a wrong address is an error of the
+// start and not a hang in the middle of it.
+func (s *session) reachKafka(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, kafkaTimeout)
+	defer cancel()
+	if err := s.admin.Ping(ctx); err != nil {
+		return fmt.Errorf("connect to Kafka at %s: %w", strings.Join(s.r.o.Kafka.Brokers, ","), err)
+	}
+	s.r.kafkaReached()
+	return nil
+}
+
+// kafkaTimeout bounds one attempt to reach Kafka at a start.
+const kafkaTimeout = 15 * time.Second
+
+func (s *session) readSlot(ctx context.Context) (err error) {
+	f := &s.facts
+	if f.Slot, f.SlotFound, err = replication.ReadSlot(ctx, s.conn, s.r.o.Slot); err != nil {
+		return err
+	}
+	_, found, err := replication.ReadPublication(ctx, s.conn, f.Publication)
+	if err != nil {
+		return err
+	}
+	f.PublicationFound = found
+	return nil
+}
+
+// planTables reads which tables are to be published, or whether the existing
+// publication covers them.
+func (s *session) planTables(ctx context.Context) error {
+	tables, err := replication.Tables(ctx, s.conn)
+	if err != nil {
+		return err
+	}
+	if s.r.o.Existing {
+		if !s.facts.PublicationFound {
+			return nil // VerifyStart says so
+		}
+		cover, err := replication.Cover(ctx, s.conn, tables, s.r.o.Publications)
+		if err != nil {
+			return err
+		}
+		for _, w := range cover.Warnings() {
+			s.log.Warn().Msg(w)
+		}
+		return cover.Refusal()
+	}
+	s.plan, err = replication.NewPlan(tables, s.r.o.Publications)
+	for _, w := range s.plan.Warnings {
+		s.log.Warn().Msg(w)
+	}
+	return err
+}
+
+// prepareSource creates publications and slot on a first start: publications first,
+// because decoding looks them up in the catalog of each change's own time.
+func (s *session) prepareSource(ctx context.Context) error {
+	f := &s.facts
+	if f.SlotFound {
+		return nil
+	}
+	s.r.setPhase(PhaseCreatingSlot)
+	if f.Managed {
+		if err := s.syncPublications(ctx); err != nil {
+			return err
+		}
+	}
+	s.log.Info().Str("slot", s.r.o.Slot).Msg("creating the replication slot; it begins where it is created")
+	lsn, err := replication.CreateSlot(ctx, s.r.connect, s.r.o.Slot, true, s.reportWaiting)
+	if err != nil {
+		return fmt.Errorf("create slot %s: %w", s.r.o.Slot, err)
+	}
+	s.created = true
+	s.log.Info().Str("slot", s.r.o.Slot).Stringer("lsn", lsn).Msg("replication slot created")
+	return s.readSlot(ctx)
+}
+
+// reportWaiting says for which transactions the creation of the slot waits.
+func (s *session) reportWaiting(waiting []replication.RunningTransaction) {
+	list := make([]string, len(waiting))
+	for i, t := range waiting {
+		list[i] = t.String()
+	}
+	s.r.setWaiting(list)
+	s.log.Warn().Str("slot", s.r.o.Slot).Strs("transactions", list).
+		Msg("creating the slot waits until these transactions end: commit or roll them back, or end them with pg_terminate_backend(pid)")
+}
+
+func (s *session) syncPublications(ctx context.Context) error {
+	changes, err := replication.Sync(ctx, s.conn, s.plan)
+	if err != nil {
+		return err
+	}
+	s.r.logChanges(s.log, changes)
+	return nil
+}
+
+// publications decides which publications can be named, and makes those that are
+// missing. One that was made later than the slot waits for its horizon.
+func (s *session) publications() []checkpoint.Publication {
+	names := []string{s.r.o.Publications.Publication}
+	if !s.r.o.Existing {
+		names = append(names, names[0]+replication.InsertSuffix)
+	}
+	var list []checkpoint.Publication
+	for _, name := range names {
+		p := checkpoint.Publication{Name: name}
+		for _, known := range s.facts.Checkpoint.Publications {
+			if known.Name == name {
+				p = known
+			}
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+// nameable tells whether START_REPLICATION may name a publication.
+func (s *session) nameable(ctx context.Context, p checkpoint.Publication) (bool, error) {
+	switch {
+	case s.created:
+		return true, nil // made before the slot, in this very session
+	case p.Horizon > 0 && s.facts.Slot.ConfirmedFlush >= p.Horizon:
+		return true, nil
+	case p.Name == s.facts.Publication:
+		// VerifyStart has refused one that is known to be younger. Should an older one
+		// not be proven, the server says so before anything is lost (ReadOrder).
+		return true, nil
+	case !s.facts.Checkpoint.IsZero():
+		// Made while the slot was in use, unless the catalog proves otherwise.
+		return replication.ProvablyOlder(ctx, s.conn, p.Name, s.facts.SlotName)
+	}
+	_, found, err := replication.ReadPublication(ctx, s.conn, p.Name)
+	if err != nil || !found {
+		return false, err
+	}
+	// It is there, like the slot, and no checkpoint is: a first start that was ended
+	// before it wrote one, or a slot and publications that somebody made.
+	order, err := replication.ReadOrder(ctx, s.r.connect, p.Name, s.facts.SlotName)
+	return order != replication.OrderSlotFirst, err
+}
+
+// takeSlot waits for the lease. While another instance holds it this one is a standby
+// and touches nothing: it does not fence, it does not alter publications.
+func (s *session) takeSlot(ctx context.Context) error {
+	s.named = nil
+	for _, p := range s.publications() {
+		ok, err := s.nameable(ctx, p)
+		if err != nil {
+			return err
+		}
+		if ok {
+			s.named = append(s.named, p.Name)
+		}
+	}
+	keys, err := replication.PrimaryKeys(ctx, s.conn)
+	if err != nil {
+		return err
+	}
+	s.keys = keys
+	s.near = s.facts.Database.TransactionEnd
+	cfg, err := replication.ReplicationConfig(s.r.o.DSN, s.r.o.AppName, s.r.o.ConnOptions...)
+	if err != nil {
+		return err
+	}
+	if s.r.o.Takeover && !s.r.tookOver {
+		s.r.tookOver = true
+		pid, err := replication.TerminateHolder(ctx, s.conn, s.r.o.Slot)
+		if err != nil {
+			return err
+		}
+		s.log.Warn().Int32("pid", pid).Msg("ended the walsender that held the slot (--takeover)")
+	}
+	wait := newBackoff(200*time.Millisecond, 2*time.Second)
+	for said := false; ; {
+		if s.stream, err = replication.Open(ctx, cfg); err != nil {
+			return err
+		}
+		err = s.stream.Start(ctx, replication.StreamOptions{
+			Slot: s.r.o.Slot, Publications: s.named, Near: s.near, Keys: s.primaryKey, Buffer: s.r.o.Buffer,
+		})
+		if !errors.Is(err, replication.ErrSlotActive) {
+			break
+		}
+		s.stream.Abort()
+		s.stream = nil
+		s.r.setPhase(PhaseStandby)
+		if !said {
+			s.log.Info().Str("slot", s.r.o.Slot).AnErr("held", err).Msg("standing by: another instance holds the slot; taking over when it lets go")
+			said = true
+		}
+		if err := wait.sleep(ctx); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return s.startError(err)
+	}
+	s.log.Info().Str("slot", s.r.o.Slot).Strs("publications", s.named).Msg("holding the slot")
+	return nil
+}
+
+// primaryKey looks a table's key up; a table made since the last look is found by
+// looking again, once.
+func (s *session) primaryKey(oid uint32) ([]string, error) {
+	if names, ok := s.keys[oid]; ok {
+		return names, nil
+	}
+	ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
+	defer cancel()
+	keys, err := replication.PrimaryKeys(ctx, s.conn)
+	if err != nil {
+		return nil, err
+	}
+	s.keys = keys
+	if _, ok := keys[oid]; !ok {
+		s.keys[oid] = nil // no key, or dropped since
+	}
+	return s.keys[oid], nil
+}
+
+// lookupTimeout bounds a catalog query that the stream waits for.
+const lookupTimeout = 30 * time.Second
+
+// fence shuts older instances out. Only the holder of the slot gets here.
+func (s *session) fence(ctx context.Context) (err error) {
+	s.r.setPhase(PhaseFencing)
+	s.producer, err = router.NewProducer(s.r.o.Producer, s.catalog, s.r.routerMetrics)
+	if err != nil {
+		return err
+	}
+	return s.producer.Fence(ctx)
+}
+
+// resume reads the checkpoint, up to the end of its log, and refuses where it does not
+// fit what the server says (DESIGN, invariant 7).
+func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
+	s.r.setPhase(PhaseLoading)
+	var none checkpoint.Checkpoint
+	f := &s.facts
+	cp, found, err := s.store.Load(ctx)
+	if err != nil {
+		return none, err
+	}
+	f.Checkpoint = cp
+	if !found {
+		virgin, reason, err := s.store.Virgin(ctx)
+		if err != nil {
+			return none, err
+		}
+		f.CheckpointTopicUsed = !virgin
+		if !virgin {
+			s.log.Warn().Str("topic", f.CheckpointTopic).Str("found", reason).Msg("no checkpoint in a checkpoint topic that was written to")
+		}
+	}
+	if f.Database, err = replication.ReadDatabase(ctx, s.conn); err != nil {
+		return none, err
+	}
+	if err := s.readSlot(ctx); err != nil {
+		return none, err
+	}
+	if err := s.readTimeline(ctx); err != nil {
+		return none, err
+	}
+	if err := replication.VerifyResume(*f); err != nil {
+		return none, err
+	}
+	s.source = f.Database.Source()
+	publications := s.publications()
+	if !found {
+		s.start = f.Slot.ConfirmedFlush
+		cp = checkpoint.Checkpoint{Position: checkpoint.Position{LSN: s.start, CommitLSN: s.start}}
+		s.sayFresh()
+	}
+	if s.created {
+		// The slot's creation waited for every transaction that might not see them.
+		for i := range publications {
+			publications[i].Horizon = s.start
+		}
+	}
+	cp.Source, cp.Publications = s.source, publications
+	s.producer.Resume(cp)
+	if !found {
+		// The first checkpoint goes out alone and at once, so that the time in which a
+		// restart would have to adopt the slot is short.
+		first := router.NewBatch(s.r.o.Limits)
+		first.Advance(cp.Position, false)
+		if err := s.producer.Deliver(ctx, first, &cp); err != nil {
+			return none, fmt.Errorf("write the first checkpoint: %w", err)
+		}
+	}
+	return cp, nil
+}
+
+func (s *session) sayFresh() {
+	e := s.log.Info().Str("slot", s.r.o.Slot).Stringer("lsn", s.start)
+	if s.created {
+		e.Msg("first start: streaming from the slot's creation; rows that are in the tables already are not sent (this version takes no snapshot)")
+		return
+	}
+	e.Msg("no checkpoint: adopted the slot, streaming from its confirmed position")
+}
+
+// readTimeline reads the history that the checkpoint's timeline is looked up in.
+func (s *session) readTimeline(ctx context.Context) error {
+	cp, db := s.facts.Checkpoint, s.facts.Database
+	if cp.IsZero() || db.Timeline == cp.Source.Timeline || db.Timeline <= 1 {
+		return nil
+	}
+	cfg, err := replication.ReplicationConfig(s.r.o.DSN, s.r.o.AppName, s.r.o.ConnOptions...)
+	if err != nil {
+		return err
+	}
+	// The streaming connection takes no commands any more.
+	side, err := replication.Open(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer side.Abort()
+	content, err := side.TimelineHistory(ctx, db.Timeline)
+	if err != nil {
+		return err
+	}
+	s.facts.History, err = replication.ParseTimelineHistory(content)
+	return err
+}
+
+// prepareRouting brings publications and topics in step with the configuration.
+func (s *session) prepareRouting(ctx context.Context) (err error) {
+	if s.facts.Managed && !s.created {
+		if err := s.syncPublications(ctx); err != nil {
+			return err
+		}
+	}
+	s.types = &typeCache{s: s}
+	ro := s.r.o.Router
+	ro.Database = s.facts.Database.Name
+	ro.Types = s.types.lookup
+	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
+		return err
+	}
+	topics := s.r.o.tableTopics(s.plan)
+	if ro.DeadLetterTopic != "" {
+		topics = append(topics, ro.DeadLetterTopic)
+	}
+	if len(s.r.o.MessagePrefixes) > 0 {
+		topics = append(topics, ro.MessageTopic)
+	}
+	return s.ensureTopics(ctx, topics...)
+}
+
+// ensureTopics looks topics up, and creates the missing ones where that is allowed.
+func (s *session) ensureTopics(ctx context.Context, names ...string) error {
+	slices.Sort(names)
+	return s.catalog.Ensure(ctx, slices.Compact(names), s.r.o.Topics)
+}
+
+// relay streams.
+func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
+	l := newLoop(s, cp)
+	s.stream.Confirm(cp.Position.LSN)
+	s.r.setPosition(cp.Position)
+	s.r.recovered(s.log)
+	s.r.setPhase(PhaseStreaming)
+	s.log.Info().Stringer("lsn", cp.Position.LSN).Stringer("position", cp.Position).Msg("streaming")
+	ctx, cancel := context.WithCancel(ctx)
+	m := newMonitor(s, cp.Publications)
+	l.horizons = m.horizons
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		m.run(ctx)
+	}()
+	err := l.run(ctx)
+	cancel()
+	<-finished
+	if replication.PublicationTooYoung(err) {
+		return replication.RefuseYoungPublication(strings.Join(s.named, ","), s.r.o.Slot, s.facts.Slot.ConfirmedFlush, err)
+	}
+	return err
+}
+
+// waitingPublications tells whether a publication that is not named yet can be named
+// by the next session, now that confirmed is.
+func (s *session) waitingPublications(list []checkpoint.Publication, confirmed checkpoint.LSN) bool {
+	for _, p := range list {
+		if p.Horizon > 0 && confirmed >= p.Horizon && !slices.Contains(s.named, p.Name) {
+			return true
+		}
+	}
+	return false
+}
+
+// startError explains the server's errors at START_REPLICATION.
+func (s *session) startError(err error) error {
+	if s.stream != nil {
+		s.stream.Abort()
+		s.stream = nil
+	}
+	return err
+}

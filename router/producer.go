@@ -1,0 +1,466 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/killpoint"
+)
+
+// ErrFenced says that the transactional id was initialised by somebody else (or that
+// the broker ended a transaction that stood open for too long): this instance's
+// epoch is over and nothing of its open transaction will be seen.
+var ErrFenced = errors.New("producer is fenced")
+
+// ErrUnknownOutcome says that it is not known whether the transaction committed.
+//
+// Invariant 5 (unknown outcome means start over): whoever gets it gives the stream
+// up and reads the checkpoint again; nothing is guessed, no batch is sent again.
+var ErrUnknownOutcome = errors.New("outcome of the Kafka transaction is not known")
+
+// ProducerOptions configures a Producer.
+type ProducerOptions struct {
+	Client             ClientOptions
+	TransactionalID    string
+	TransactionTimeout time.Duration
+	Compression        kgo.CompressionCodec
+	CheckpointTopic    string
+	MaxRecords         int // of a batch
+	Logger             zerolog.Logger
+}
+
+// Producer delivers batches, each in one Kafka transaction with the checkpoint after
+// it. It is made anew for every start over: its epoch is its right to write. One
+// goroutine owns it.
+type Producer struct {
+	o       ProducerOptions
+	client  *kgo.Client
+	catalog *Catalog
+	metrics *Metrics
+	log     *checkpoint.Log
+
+	records  []kgo.Record // reused from batch to batch
+	headers  []kgo.RecordHeader
+	topics   map[*Topic]int // of the batch in hand; counted after its commit
+	names    []string
+	ended    time.Time // of the last transaction
+	answered answers
+}
+
+// txnPause is kept between two transactions: one that begins the moment the last
+// one ended is answered CONCURRENT_TRANSACTIONS until the markers are written, and
+// the client then backs off for longer than the markers take (seen on Kafka 4.3
+// with transaction version 2).
+const txnPause = time.Millisecond
+
+// refreshAge is how old the partition counts of a batch's topics may be.
+const refreshAge = time.Second
+
+// NewProducer makes a producer; Fence comes first, then Resume, then Deliver.
+func NewProducer(o ProducerOptions, catalog *Catalog, m *Metrics) (*Producer, error) {
+	p := &Producer{o: o, catalog: catalog, metrics: m, topics: map[*Topic]int{}}
+	opts := append(o.Client.Opts(),
+		kgo.TransactionalID(o.TransactionalID),
+		kgo.TransactionTimeout(o.TransactionTimeout),
+		kgo.RequiredAcks(kgo.AllISRAcks()),
+		kgo.ProducerBatchCompression(o.Compression, kgo.NoCompression()),
+		kgo.RecordPartitioner(chosenPartitioner{}),
+		kgo.ProducerBatchMaxBytesFn(p.maxBatchBytes),
+		// Delivery produces a whole batch and then flushes: lingering until the flush
+		// makes record batches as large as they can be.
+		kgo.ProducerLinger(time.Second),
+		kgo.MaxBufferedRecords(2*o.MaxRecords+1<<16),
+		kgo.ConcurrentTransactionsBackoff(2*time.Millisecond),
+		kgo.MetadataMaxAge(30*time.Second),
+		kgo.MetadataMinAge(250*time.Millisecond),
+	)
+	client, err := kgo.NewClient(opts...)
+	if err != nil {
+		return nil, fmt.Errorf("make Kafka producer: %w", err)
+	}
+	p.client = client
+	return p, nil
+}
+
+// Close ends the client. An open transaction is left to the next Fence.
+func (p *Producer) Close() { p.client.Close() }
+
+func (p *Producer) maxBatchBytes(topic string) int32 {
+	if t := p.catalog.Lookup(topic); t != nil && t.MaxMessageBytes >= 512 {
+		return t.MaxMessageBytes
+	}
+	return 1000012 // the client's default, for the checkpoint topic
+}
+
+// Fence initialises the transactional id: an older instance's open transaction is
+// aborted and that instance is shut out (KIP-98, KIP-360). It waits for as long as
+// Kafka does not answer.
+//
+// Invariant 3: only the holder of the slot calls it.
+func (p *Producer) Fence(ctx context.Context) error {
+	if _, _, err := p.client.ProducerID(ctx); err != nil {
+		if errors.Is(err, kerr.InvalidTransactionTimeout) {
+			return &checkpoint.Refusal{
+				What:   fmt.Sprintf("kafka.transaction-timeout %s is more than the brokers allow (transaction.max.timeout.ms)", p.o.TransactionTimeout),
+				Risk:   "no transaction can begin",
+				Remedy: "lower kafka.transaction-timeout, or raise transaction.max.timeout.ms on the brokers",
+				Err:    err,
+			}
+		}
+		return fmt.Errorf("initialise transactional id %s: %w", p.o.TransactionalID, err)
+	}
+	return nil
+}
+
+// Resume tells which checkpoint the deliveries go on from.
+func (p *Producer) Resume(cp checkpoint.Checkpoint) { p.log = checkpoint.NewLog(cp) }
+
+// answers collects the outcome of the records of one transaction.
+type answers struct {
+	mu          sync.Mutex
+	err         error
+	failed      atomic.Int64
+	acked       atomic.Int64
+	stateOffset int64
+}
+
+func (a *answers) reset() {
+	a.err, a.stateOffset = nil, checkpoint.StateBeside
+	a.failed.Store(0)
+	a.acked.Store(0)
+}
+
+func (a *answers) promise(r *kgo.Record, err error) {
+	if err == nil {
+		a.acked.Add(1)
+		return
+	}
+	a.failed.Add(1)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.err == nil {
+		a.err = fmt.Errorf("produce to topic %s, partition %d: %w", r.Topic, r.Partition, err)
+	}
+}
+
+// Deliver writes the batch's records and the checkpoint cp after them in one Kafka
+// transaction. When it returns nil, both are committed and cp may be confirmed.
+// After an error the producer is of no use any more: ErrFenced, ErrUnknownOutcome,
+// or any other, for which the transaction was not committed.
+//
+// Invariant 2 (records and checkpoint commit together).
+func (p *Producer) Deliver(ctx context.Context, b *Batch, cp *checkpoint.Checkpoint) error {
+	if err := p.lookAtTopics(ctx, b); err != nil {
+		return err
+	}
+	killpoint.At(killpoint.BatchFilled)
+	if err := p.pause(ctx); err != nil {
+		return err
+	}
+	id, epoch, err := p.client.ProducerID(ctx)
+	if err != nil {
+		return fmt.Errorf("begin Kafka transaction: %w", classifyKafka(err))
+	}
+	if err := p.client.BeginTransaction(); err != nil {
+		return fmt.Errorf("begin Kafka transaction: %w", classifyKafka(err))
+	}
+	killpoint.At(killpoint.Begun)
+	p.answered.reset()
+	n := p.produce(ctx, b)
+	if killpoint.Armed(killpoint.RecordsAcked) {
+		// Only for the test that ends the process here: otherwise records and checkpoint
+		// share the last requests.
+		if err := p.client.Flush(ctx); err != nil {
+			return p.abort(err)
+		}
+		killpoint.At(killpoint.RecordsAcked)
+	}
+	records, err := p.log.Records(cp)
+	if err != nil {
+		return p.abort(err)
+	}
+	for _, r := range records {
+		n++
+		p.client.Produce(ctx, &kgo.Record{Topic: p.o.CheckpointTopic, Key: r.Key, Value: r.Value}, p.checkpointPromise(r.Key))
+	}
+	if err := p.client.Flush(ctx); err != nil {
+		return p.abort(fmt.Errorf("flush Kafka transaction: %w", err))
+	}
+	if err := p.complete(n); err != nil {
+		return p.abort(err)
+	}
+	killpoint.At(killpoint.CheckpointAcked)
+	if err := p.commit(ctx, id, epoch); err != nil {
+		return err
+	}
+	killpoint.At(killpoint.Committed)
+	p.log.Committed(p.answered.stateOffset)
+	p.count(b)
+	return nil
+}
+
+// complete makes sure that each of the n records of the transaction was
+// acknowledged, the checkpoint among them.
+func (p *Producer) complete(n int) error {
+	if p.answered.failed.Load() > 0 {
+		return classifyKafka(p.answered.err)
+	}
+	if got := p.answered.acked.Load(); got != int64(n) {
+		return fmt.Errorf("%d of %d records are acknowledged after a flush", got, n)
+	}
+	return nil
+}
+
+// commit ends the transaction. The client ends it as an abort, and says nothing,
+// where no record was acknowledged; complete has excluded that. It also takes a new
+// epoch by itself where it lost its own, which would abort what was written under
+// the old one; that is excluded here.
+func (p *Producer) commit(ctx context.Context, id int64, epoch int16) error {
+	nowID, nowEpoch, err := p.client.ProducerID(ctx)
+	if err != nil {
+		return p.abort(fmt.Errorf("commit Kafka transaction: %w", classifyKafka(err)))
+	}
+	if nowID != id || nowEpoch != epoch {
+		return p.abort(fmt.Errorf("commit Kafka transaction: producer id went from %d:%d to %d:%d in the middle of it", id, epoch, nowID, nowEpoch))
+	}
+	if err := p.client.EndTransaction(ctx, kgo.TryCommit); err != nil {
+		if isFenced(err) {
+			return fmt.Errorf("commit Kafka transaction: %w: %w", ErrFenced, err)
+		}
+		return fmt.Errorf("commit Kafka transaction: %w: %w", ErrUnknownOutcome, err)
+	}
+	p.ended = time.Now()
+	return nil
+}
+
+// abort tries, briefly, to end the transaction, so that read_committed consumers need
+// not wait for its timeout. What it returns is cause: the abort is a courtesy, the
+// next Fence does it for certain.
+func (p *Producer) abort(cause error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	if err := p.client.AbortBufferedRecords(ctx); err == nil {
+		err = p.client.EndTransaction(ctx, kgo.TryAbort)
+		p.o.Logger.Debug().AnErr("abort", err).Err(cause).Msg("kafka transaction aborted")
+	}
+	return cause
+}
+
+// lookAtTopics makes sure that the partition counts are fresh, and notes them for
+// the checkpoint.
+func (p *Producer) lookAtTopics(ctx context.Context, b *Batch) error {
+	clear(p.topics)
+	p.names = p.names[:0]
+	var last *Topic
+	for i := range b.records[:b.done.records] {
+		t := b.records[i].topic
+		if t == last {
+			continue
+		}
+		last = t
+		if _, seen := p.topics[t]; !seen {
+			p.topics[t] = 0
+			p.names = append(p.names, t.Name)
+		}
+	}
+	grown, err := p.catalog.Refresh(ctx, p.names, refreshAge)
+	if err != nil {
+		return fmt.Errorf("refresh partition counts: %w", err)
+	}
+	for _, g := range grown {
+		if err := p.awaitPartition(ctx, g.Topic, g.New-1); err != nil {
+			return err
+		}
+	}
+	for t := range p.topics {
+		if old := p.log.SetPartitions(t.Name, t.Partitions); old != 0 && old != t.Partitions {
+			p.o.Logger.Warn().Str("topic", t.Name).Int32("partitions_before", old).Int32("partitions", t.Partitions).
+				Msg("partition count changed: keys move between partitions, and the order of a key's records is broken across the change; order them by the header position")
+		}
+	}
+	return nil
+}
+
+// awaitPartition waits until the producing client knows a partition that is new.
+func (p *Producer) awaitPartition(ctx context.Context, topic string, partition int32) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for known := false; ; {
+		// A topic that was not produced to yet is loaded, whole, by the first record.
+		if leader, _, _ := p.client.PartitionLeader(topic, 0); leader == -1 && !known {
+			return nil
+		}
+		known = true
+		if leader, _, _ := p.client.PartitionLeader(topic, partition); leader != -1 {
+			return nil
+		}
+		p.client.ForceMetadataRefresh()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// pause keeps txnPause between two transactions.
+func (p *Producer) pause(ctx context.Context) error {
+	wait := txnPause - time.Since(p.ended)
+	if wait <= 0 {
+		return nil
+	}
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// produce hands the prefix's records to the client and returns how many.
+func (p *Producer) produce(ctx context.Context, b *Batch) int {
+	total := 0
+	for i := range b.records[:b.done.records] {
+		total += b.records[i].copies()
+	}
+	p.records = grow(p.records, total)
+	p.headers = grow(p.headers, b.done.headers)
+	for i, h := range b.headers[:b.done.headers] {
+		p.headers[i] = kgo.RecordHeader{Key: h.name, Value: b.bytes(h.value)}
+	}
+	next := 0
+	for i := range b.records[:b.done.records] {
+		r := &b.records[i]
+		key := b.bytes(r.key)
+		first, end := r.partitions(key)
+		for partition := first; partition < end; partition++ {
+			out := &p.records[next]
+			next++
+			*out = kgo.Record{
+				Topic:     r.topic.Name,
+				Partition: partition,
+				Key:       key,
+				Value:     b.bytes(r.value),
+				Headers:   p.headers[r.headers.at : r.headers.at+r.headers.n : r.headers.at+r.headers.n],
+			}
+			p.client.Produce(ctx, out, p.answered.promise)
+			if next == 1 {
+				killpoint.At(killpoint.FirstProduced)
+			}
+		}
+	}
+	return next
+}
+
+// copies is how many Kafka records r becomes.
+func (r *record) copies() int {
+	if r.where == placeEvery {
+		return int(r.topic.Partitions)
+	}
+	return 1
+}
+
+// partitions gives the partitions that r goes to, from first to before end.
+func (r *record) partitions(key []byte) (first, end int32) {
+	switch r.where {
+	case placeAlone:
+		return 0, 1
+	case placeEvery:
+		return 0, r.topic.Partitions
+	case placeFixed:
+		return r.fixed, r.fixed + 1
+	}
+	first = Partition(key, r.topic.Partitions)
+	return first, first + 1
+}
+
+func grow[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n, n+n/4)
+	}
+	return s[:n]
+}
+
+func (p *Producer) checkpointPromise(key []byte) func(*kgo.Record, error) {
+	if string(key) != checkpoint.KeyState {
+		return p.answered.promise
+	}
+	return func(r *kgo.Record, err error) {
+		p.answered.stateOffset = r.Offset
+		p.answered.promise(r, err)
+	}
+}
+
+// count moves the metrics, which only ever speak of committed work.
+func (p *Producer) count(b *Batch) {
+	var last *Topic
+	n := 0
+	flush := func(next *Topic) {
+		if last != next && n > 0 {
+			p.topics[last] += n
+			n = 0
+		}
+		last = next
+	}
+	for i := range b.records[:b.done.records] {
+		r := &b.records[i]
+		if r.dead {
+			continue // counted as a dead letter of its topic, below
+		}
+		flush(r.topic)
+		n += r.copies()
+	}
+	flush(nil)
+	for t, n := range p.topics {
+		if n > 0 {
+			p.metrics.Records.WithLabelValues(t.Name, outcomeDelivered.String()).Add(float64(n))
+		}
+	}
+	for _, c := range b.counts[:b.done.counts] {
+		p.metrics.Records.WithLabelValues(c.topic, c.outcome.String()).Add(float64(c.n))
+	}
+	p.metrics.Transactions.Add(float64(b.transactions))
+	if !b.oldest.IsZero() {
+		p.metrics.Delivery.Observe(time.Since(b.oldest).Seconds())
+	}
+}
+
+// chosenPartitioner takes the partition that the record names. Its number is chosen
+// from the counts that the checkpoint holds, not from what the client's metadata says
+// at some moment within a transaction.
+type chosenPartitioner struct{}
+
+func (chosenPartitioner) ForTopic(string) kgo.TopicPartitioner { return chosenPartitioner{} }
+
+// RequiresConsistency keeps a record on its partition while that has no leader.
+func (chosenPartitioner) RequiresConsistency(*kgo.Record) bool { return true }
+
+func (chosenPartitioner) Partition(r *kgo.Record, n int) int {
+	if int(r.Partition) >= n {
+		return -1
+	}
+	return int(r.Partition)
+}
+
+// isFenced tells whether err says that the epoch is over.
+func isFenced(err error) bool {
+	return errors.Is(err, kerr.ProducerFenced) || errors.Is(err, kerr.InvalidProducerEpoch) || errors.Is(err, kerr.InvalidProducerIDMapping)
+}
+
+func classifyKafka(err error) error {
+	if isFenced(err) {
+		return fmt.Errorf("%w: %w", ErrFenced, err)
+	}
+	return err
+}

@@ -1,0 +1,400 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router/format"
+)
+
+// Options says what a Router captures and how its records look.
+type Options struct {
+	Name     string // source.name
+	Database string // source.db
+
+	// Tables tells which tables are captured; outbox tables are, whatever it says.
+	Tables func(schema, table string) bool
+	// Messages tells which logical-message prefixes are captured.
+	Messages func(prefix string) bool
+	// Keys names record keys by "schema.table" where a table has none or another one
+	// is wanted.
+	Keys   map[string][]string
+	Outbox []OutboxOptions
+
+	// TableTopic gives the topic of a table; only characters that Kafka takes.
+	TableTopic   func(schema, table string) string
+	MessageTopic string
+	Prefix       string // {prefix} in an outbox's templates
+
+	Tombstones bool
+	// ToastMarker stands for an unchanged TOAST value; nil leaves the column out.
+	ToastMarker *string
+
+	DeadLetterTopic string
+	// DeadLetterOn are the reasons that make a change a dead letter; any other stops
+	// the stream with *StopError, and so do all where it is empty.
+	DeadLetterOn []string
+
+	// Types describes a type that is not built in; nil where it is unknown, whose text
+	// then becomes a JSON string.
+	Types func(oid uint32) (*format.Type, error)
+}
+
+// Topics finds the topics that records go to.
+type Topics interface {
+	// Lookup gives what is known of a topic, or nil. It is called once per plan and
+	// once per event of an outbox.
+	Lookup(name string) *Topic
+}
+
+// Router turns changes into records. It is pure but for Options.Types, which may ask
+// the catalog once per new type. One goroutine owns it.
+type Router struct {
+	o      Options
+	topics Topics
+	enc    format.Encoder
+	plans  map[uint32]*tablePlan // by relation OID
+	last   *tablePlan
+	toast  []byte // the marker as JSON
+	origin []byte // `"connector":"walrelay","name":…,"db":…`
+	// sanitized remembers whose topic names were rewritten, so that two tables never
+	// meet in one.
+	sanitized map[string]string
+
+	txn      checkpoint.LSN // whose fragments are cached
+	tsMillis []byte         // `,"ts_ms":…,"source":{`
+	txnPart  []byte         // `,"tx_id":…,"commit_lsn":"…"`
+
+	scratch scratch
+	event   event
+}
+
+// NewRouter makes a Router.
+func NewRouter(o Options, topics Topics) (*Router, error) {
+	r := &Router{o: o, topics: topics, plans: map[uint32]*tablePlan{}, sanitized: map[string]string{}}
+	var err error
+	if r.origin, err = format.AppendString(append(r.origin, `"connector":"walrelay","name":`...), []byte(o.Name)); err != nil {
+		return nil, fmt.Errorf("encode name: %w", err)
+	}
+	if r.origin, err = format.AppendString(append(r.origin, `,"db":`...), []byte(o.Database)); err != nil {
+		return nil, fmt.Errorf("encode the database's name: %w", err)
+	}
+	if o.ToastMarker != nil {
+		if r.toast, err = format.AppendString(nil, []byte(*o.ToastMarker)); err != nil {
+			return nil, fmt.Errorf("encode toast-marker: %w", err)
+		}
+	}
+	return r, nil
+}
+
+// MissingTopicError says that a topic has to be looked up, or created, before the
+// change can be routed. Nothing was added to the batch; route the change again.
+type MissingTopicError struct{ Topic string }
+
+// Error names the topic.
+func (e *MissingTopicError) Error() string { return "topic " + e.Topic + " is not known yet" }
+
+// StopError says that a change cannot be delivered and that the configuration wants
+// the stream to stop there.
+type StopError struct {
+	Reason   string // as in dead-letter.on
+	Table    string
+	Key      string
+	Position string
+	Err      error
+}
+
+// Error names the change, why, and the way on.
+func (e *StopError) Error() string {
+	return fmt.Sprintf("deliver a change of %s, key %s, position %s: %s: %v; set dead-letter.on-error to dead-letter with %s in dead-letter.on to put such changes aside, or change the topic's limits",
+		e.Table, e.Key, e.Position, e.Reason, e.Err, e.Reason)
+}
+
+func (e *StopError) Unwrap() error { return e.Err }
+
+// Route appends the records of c to b, or counts c as excluded. On an error nothing
+// was appended.
+//
+// Invariant 6 (nothing vanishes silently): every path through Route either appends
+// records, counts the change, or returns an error that stops the stream.
+func (r *Router) Route(c *replication.Change, b *Batch) error {
+	m := b.mark()
+	err := r.route(c, b)
+	if err != nil {
+		b.truncate(m)
+	}
+	var fault *RouteError
+	if errors.As(err, &fault) {
+		if err = r.deadLetter(c, b, fault); err != nil {
+			b.truncate(m)
+		}
+	}
+	return err
+}
+
+func (r *Router) route(c *replication.Change, b *Batch) error {
+	if c.Op == replication.OpMessage {
+		return r.message(c, b)
+	}
+	p, err := r.plan(c.Relation)
+	if err != nil {
+		return err
+	}
+	switch {
+	case p.outbox != nil && c.Op == replication.OpCreate:
+		return r.outboxEvent(p, c, b)
+	case p.excluded || p.outbox != nil:
+		// Marking and cleaning are an outbox's normal life: not events.
+		b.tally(p.topicName, outcomeExcluded)
+		return nil
+	}
+	if p.topic == nil {
+		if p.topic = r.topics.Lookup(p.topicName); p.topic == nil {
+			return &MissingTopicError{Topic: p.topicName}
+		}
+	}
+	if p.key == nil && p.topic.Compacted {
+		return &checkpoint.Refusal{
+			What:   fmt.Sprintf("table %s has no key, and its topic %s is compacted (cleanup.policy), where Kafka takes no null key", p.label, p.topicName),
+			Risk:   "its changes cannot be delivered",
+			Remedy: fmt.Sprintf("name a key under source.keys, or set cleanup.policy=delete on %s, or exclude the table with \"!%s\" under source.tables", p.topicName, p.label),
+		}
+	}
+	r.beginTxn(c.Txn)
+	switch c.Op {
+	case replication.OpCreate:
+		return r.row(p, c, b, rowRecord{op: c.Op, after: c.New, key: c.New})
+	case replication.OpUpdate:
+		return r.update(p, c, b)
+	case replication.OpDelete:
+		return r.delete(p, c, b)
+	case replication.OpTruncate:
+		return r.truncate(p, c, b)
+	}
+	return fmt.Errorf("route change of %s: operation %q is unknown", p.label, byte(c.Op))
+}
+
+// update gives one record, or three where the key changes: the old key goes and the
+// new one comes, so that a consumer that folds by key ends with one row.
+func (r *Router) update(p *tablePlan, c *replication.Change, b *Batch) error {
+	if err := p.needsIdentity(); err != nil {
+		return err
+	}
+	if !p.keyChanged(c) {
+		before := c.Old
+		if c.OldIsKey {
+			before = nil // the same key again, which is no news
+		}
+		return r.row(p, c, b, rowRecord{op: c.Op, before: before, after: c.New, key: c.New})
+	}
+	if err := r.delete(p, c, b); err != nil {
+		return err
+	}
+	old := b.records[len(b.records)-1].key
+	return r.row(p, c, b, rowRecord{op: replication.OpCreate, after: c.New, key: c.New, previousKey: old})
+}
+
+// delete gives the delete and its tombstone.
+func (r *Router) delete(p *tablePlan, c *replication.Change, b *Batch) error {
+	if err := p.needsIdentity(); err != nil {
+		return err
+	}
+	if err := r.row(p, c, b, rowRecord{op: replication.OpDelete, before: c.Old, beforeIsKey: c.OldIsKey, key: c.Old}); err != nil {
+		return err
+	}
+	if !r.o.Tombstones || p.key == nil {
+		return nil // a tombstone without a key would say nothing
+	}
+	d := b.records[len(b.records)-1]
+	headers := r.positionHeader(c, b)
+	return r.add(b, record{topic: p.topic, key: d.key, value: nullSpan, headers: headers}, p.topicName)
+}
+
+// truncate gives one record for every partition, so that each partition's order
+// holds it.
+func (r *Router) truncate(p *tablePlan, c *replication.Change, b *Batch) error {
+	key := nullSpan
+	if p.topic.Compacted {
+		at := len(b.arena)
+		b.arena = append(b.arena, "{}"...)
+		key = b.spanFrom(at)
+	}
+	value := r.envelope(p, c, b, replication.OpTruncate)
+	headers := r.positionHeader(c, b)
+	return r.add(b, record{topic: p.topic, key: key, value: value, headers: headers, where: placeEvery}, p.topicName)
+}
+
+// needsIdentity refuses a key that updates and deletes do not carry.
+func (p *tablePlan) needsIdentity() error {
+	if !p.keyBeyondIdentity {
+		return nil
+	}
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("source.keys names columns of %s that its replica identity does not hold, so that updates and deletes do not tell the old key", p.label),
+		Risk:   "rows whose key changes would stay in the topic for ever",
+		Remedy: fmt.Sprintf("ALTER TABLE %s REPLICA IDENTITY FULL; or name columns of its replica identity", p.label),
+	}
+}
+
+// keyChanged tells whether an update moves the row to another key.
+func (p *tablePlan) keyChanged(c *replication.Change) bool {
+	if len(c.Old) == 0 {
+		return false // PostgreSQL sends the old row when its identity changes
+	}
+	for _, i := range p.key {
+		o, n := &c.Old[i], &c.New[i]
+		if n.Kind == replication.ValueUnchanged {
+			continue
+		}
+		if o.Kind != n.Kind || string(o.Text) != string(n.Text) {
+			return true
+		}
+	}
+	return false
+}
+
+// outboxEvent turns an inserted outbox row into an event on its topic.
+func (r *Router) outboxEvent(p *tablePlan, c *replication.Change, b *Batch) error {
+	r.scratch.reset()
+	if err := p.outbox.appendEvent(&r.event, &r.scratch, c.New); err != nil {
+		return err
+	}
+	ev := &r.event
+	topic := r.topics.Lookup(ev.Topic)
+	if topic == nil {
+		return &MissingTopicError{Topic: ev.Topic}
+	}
+	rec := record{topic: topic, key: b.put(ev.Key), value: b.put(ev.Value)}
+	if ev.NullValue {
+		rec.value = nullSpan
+	}
+	at := len(b.headers)
+	for _, h := range ev.Headers {
+		b.headers = append(b.headers, header{name: h.Key, value: b.put(h.Value)})
+	}
+	r.positionHeader(c, b)
+	rec.headers = span{at: at, n: len(b.headers) - at}
+	if ev.Key == nil {
+		rec.where = placeAlone
+	}
+	return r.add(b, rec, ev.Topic)
+}
+
+// put copies v into the arena; nil becomes null.
+func (b *Batch) put(v []byte) span {
+	if v == nil {
+		return nullSpan
+	}
+	at := len(b.arena)
+	b.arena = append(b.arena, v...)
+	return b.spanFrom(at)
+}
+
+// message turns a captured logical message into a record.
+func (r *Router) message(c *replication.Change, b *Batch) error {
+	if !r.o.Messages(c.Message.Prefix) {
+		b.tally(r.o.MessageTopic, outcomeExcluded)
+		return nil
+	}
+	topic := r.topics.Lookup(r.o.MessageTopic)
+	if topic == nil {
+		return &MissingTopicError{Topic: r.o.MessageTopic}
+	}
+	key, value, err := r.encodeMessage(c, b)
+	if err != nil {
+		return err
+	}
+	headers := r.positionHeader(c, b)
+	return r.add(b, record{topic: topic, key: key, value: value, headers: headers}, r.o.MessageTopic)
+}
+
+// add appends a record if it fits into its topic.
+func (r *Router) add(b *Batch, rec record, topicName string) error {
+	size := recordSize(b, &rec)
+	if limit := int(rec.topic.MaxMessageBytes); size > limit {
+		return &RouteError{Reason: ReasonOversize, Detail: fmt.Sprintf(
+			"the record takes %d bytes, topic %s takes %d (max.message.bytes)", size, topicName, limit)}
+	}
+	b.records = append(b.records, rec)
+	return nil
+}
+
+// recordBatchOverhead is what a record batch of one record adds to it: the batch
+// header of 61 bytes (Kafka documentation, "Record Batch"), and up to 11 that the
+// client sets aside for lengths when it fills batches.
+const recordBatchOverhead = 61 + 11
+
+// recordSize is the size of a record batch with this one record, before
+// compression, which is what max.message.bytes is held against.
+func recordSize(b *Batch, rec *record) int {
+	n := recordBatchOverhead + 5 /* length */ + 1 /* attributes */ + 1 + 1 /* deltas */ + 5 + 5 /* key, value */ + 2
+	n += max(rec.key.n, 0) + max(rec.value.n, 0)
+	for _, h := range b.headers[rec.headers.at : rec.headers.at+rec.headers.n] {
+		n += len(h.name) + max(h.value.n, 0) + 2 + 5
+	}
+	return n
+}
+
+// deadLetter puts a change aside, with the reason, in the same Kafka transaction; or
+// stops where the configuration says so.
+func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) error {
+	table, sourceTopic := r.nameOf(c)
+	commit, seq := changePosition(c)
+	if !slices.Contains(r.o.DeadLetterOn, fault.Reason) {
+		return &StopError{
+			Reason: fault.Reason, Table: table, Key: r.keyText(c), Err: fault,
+			Position: string(checkpoint.AppendHeader(nil, commit, seq)),
+		}
+	}
+	topic := r.topics.Lookup(r.o.DeadLetterTopic)
+	if topic == nil {
+		return &MissingTopicError{Topic: r.o.DeadLetterTopic}
+	}
+	if r.event.Topic != "" && c.Relation != nil && r.last.outbox != nil {
+		sourceTopic = r.event.Topic // where the event would have gone, valid or not
+	}
+	rec := record{topic: topic, key: r.deadLetterKey(c, b), dead: true}
+	at := len(b.headers)
+	b.headers = append(b.headers,
+		header{name: "reason", value: b.put([]byte(fault.Reason))},
+		header{name: "source-topic", value: b.put([]byte(sourceTopic))})
+	r.positionHeader(c, b)
+	rec.headers = span{at: at, n: len(b.headers) - at}
+	if rec.key.n < 0 {
+		rec.where = placeAlone
+	}
+	limit := int(topic.MaxMessageBytes) - recordSize(b, &rec)
+	start := len(b.arena)
+	b.arena = appendDeadLetter(b.arena, &deadLetter{
+		Reason: fault.Reason, Error: fault.Detail, Table: table,
+		Position: checkpoint.AppendHeader(nil, commit, seq), Change: c,
+	}, limit)
+	rec.value = b.spanFrom(start)
+	if err := r.add(b, rec, topic.Name); err != nil {
+		return fmt.Errorf("write a dead letter for %s: %w", table, err)
+	}
+	b.tally(sourceTopic, outcomeDeadLettered)
+	return nil
+}
+
+// changePosition is what the position header of a change's records says. A message
+// that is not transactional has no commit: one less than the end of its record is
+// no commit's LSN, since records are aligned, and lies before the next one's.
+func changePosition(c *replication.Change) (commit checkpoint.LSN, seq uint64) {
+	if c.Txn == nil {
+		return c.LSN - 1, 0
+	}
+	return c.Txn.CommitLSN, c.Seq
+}
+
+// positionHeader appends the header "position" and returns its span of headers.
+func (r *Router) positionHeader(c *replication.Change, b *Batch) span {
+	commit, seq := changePosition(c)
+	at := len(b.arena)
+	b.arena = checkpoint.AppendHeader(b.arena, commit, seq)
+	b.headers = append(b.headers, header{name: "position", value: b.spanFrom(at)})
+	return span{at: len(b.headers) - 1, n: 1}
+}
