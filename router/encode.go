@@ -334,9 +334,9 @@ func (r *Router) encodeMessage(c *replication.Change, b *Batch) (key, value span
 	b.arena = append(b.arena, b.bytes(quoted)...)
 	b.arena = append(b.arena, `,"transactional":`...)
 	b.arena = strconv.AppendBool(b.arena, c.Message.Transactional)
-	b.arena = append(b.arena, `,"content":"`...)
+	b.arena = append(b.arena, `,"content":`...)
 	b.arena = format.AppendBase64(b.arena, c.Message.Content)
-	b.arena = append(b.arena, `"},"op":"m"`...)
+	b.arena = append(b.arena, `},"op":"m"`...)
 	if c.Txn != nil {
 		r.beginTxn(c.Txn)
 		b.arena = append(b.arena, r.tsMillis...)
