@@ -118,6 +118,9 @@ func (c *Cluster) Brokers() []string {
 	return addrs
 }
 
+// Dir is the temporary directory that holds everything of this cluster.
+func (c *Cluster) Dir() string { return c.dir }
+
 // Log is what a node has logged so far.
 func (c *Cluster) Log(node int) string {
 	text, err := os.ReadFile(c.nodes[node].logFile)
