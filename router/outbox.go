@@ -167,12 +167,16 @@ type topicEntry struct {
 // would otherwise remember every row. What is beyond is built again, once.
 const maxCachedTopics = 4096
 
+// maxTopicLength is Kafka's limit for a topic's name
+// (org.apache.kafka.common.internals.Topic).
+const maxTopicLength = 249
+
 // appendEvent makes row, an inserted row of the plan's relation, the event ev.
 // Everything ev points to is a copy in s, so that row's memory may go.
 //
 // An error is a *RouteError about this row. Then ev holds what was found before it,
 // for the dead letter: the key wherever there is one, and the topic's name where it
-// could be built, valid or not.
+// could be built, valid or not (of one that is too long, the beginning).
 func (p *outboxPlan) appendEvent(ev *event, s *scratch, row replication.Tuple) error {
 	*ev = event{}
 	if err := p.checkRow(row); err != nil {
@@ -245,6 +249,12 @@ func (p *outboxPlan) appendTopic(ev *event, s *scratch, row replication.Tuple) e
 			"field {%s} of the topic %q is NULL or empty; fill the column, or give the template a default as in {%s|default:other}",
 			empty, p.topic.source, empty)}
 	}
+	if len(name) > maxTopicLength {
+		// Not remembered: a payload column taken for a topic may hold megabytes. The dead
+		// letter gets the beginning only, since its header has to fit into a record.
+		ev.Topic = strings.ToValidUTF8(string(name[:maxTopicLength]), "")
+		return p.checkTopic(string(name))
+	}
 	if p.last.name != string(name) {
 		p.last = p.lookUpTopic(name)
 	}
@@ -261,15 +271,26 @@ func (p *outboxPlan) lookUpTopic(name []byte) topicEntry {
 		return e
 	}
 	e := topicEntry{name: string(name)}
-	if err := p.validTopic(e.name); err != nil {
-		e.err = &RouteError{Reason: ReasonRoute, Detail: fmt.Sprintf(
-			"topic name %s from %q: %v; correct the row's column, or the outbox's topic template", quoteCut(e.name), p.topic.source, err)}
-	}
+	e.err = p.checkTopic(e.name)
 	if len(p.topics) >= maxCachedTopics {
 		clear(p.topics)
 	}
 	p.topics[e.name] = e
 	return e
+}
+
+// checkTopic gives a *RouteError for a name that is no topic's.
+func (p *outboxPlan) checkTopic(name string) error {
+	err := p.validTopic(name)
+	if err == nil && len(name) > maxTopicLength {
+		err = fmt.Errorf("it has %d bytes, and Kafka takes %d", len(name), maxTopicLength)
+	}
+	if err == nil {
+		return nil
+	}
+	return &RouteError{Reason: ReasonRoute, Detail: fmt.Sprintf(
+		"topic name %s from %q: %s; correct the row's column, or the outbox's topic template",
+		quoteCut(name), p.topic.source, cutText(err.Error()))}
 }
 
 // appendPayload sets ev.Value and ev.NullValue.
@@ -338,6 +359,15 @@ func appendPlainTime(dst, text []byte, form timeForm) []byte {
 }
 
 func (p *outboxPlan) columnName(i int) string { return p.relation.Columns[i].Name }
+
+// cutText gives the first 400 bytes of a message that may quote a whole value.
+func cutText(s string) string {
+	const longest = 400
+	if len(s) <= longest {
+		return s
+	}
+	return strings.ToValidUTF8(s[:longest], "") + " …"
+}
 
 // quoteCut quotes s for an error message, the first 300 bytes of it: a payload
 // column taken for a topic may hold megabytes.
