@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
 )
@@ -62,6 +63,8 @@ func (r *Relay) classify(err error) (verdict, string) {
 			return fatal, "decoding"
 		}
 		return retry, "source"
+	case errors.Is(err, ckafka.ErrOpenTransaction):
+		return retry, "open-transaction"
 	case isKafka(err):
 		if !r.kafkaSeen && kafkaConfiguration(err) {
 			return fatal, "kafka"

@@ -422,10 +422,11 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 		cp = checkpoint.Checkpoint{Position: checkpoint.Position{LSN: s.start, CommitLSN: s.start}}
 		s.sayFresh()
 	}
-	if s.created {
-		// The slot's creation waited for every transaction that might not see them.
-		for i := range publications {
-			publications[i].Horizon = s.start
+	// A publication that this session names is one that the next may name too: all that
+	// is decoded from here on has been asked for with it, or the stream has ended.
+	for i := range publications {
+		if publications[i].Horizon == 0 && slices.Contains(s.named, publications[i].Name) {
+			publications[i].Horizon = f.Slot.ConfirmedFlush
 		}
 	}
 	cp.Source, cp.Publications = s.source, publications
