@@ -58,7 +58,9 @@ func (c *Cluster) Consume(t testing.TB, topic string, isolation kgo.IsolationLev
 	return records
 }
 
-// Committed is Consume with read_committed.
+// Committed is Consume with read_committed. A real broker answers EndTxn before the commit's markers are in the topics,
+// so a transaction that has just ended may be missing here for a moment: where the number of records is known, use
+// WaitCommitted.
 func (c *Cluster) Committed(t testing.TB, topic string) []*kgo.Record {
 	t.Helper()
 	return c.Consume(t, topic, kgo.ReadCommitted())

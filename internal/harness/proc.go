@@ -143,7 +143,8 @@ func (p *Proc) Wait(timeout time.Duration) int {
 	return p.process.ExitCode()
 }
 
-// Stdout is what the process has written to its standard output so far.
+// Stdout is what the process has written to its standard output so far; all of it, once Wait has returned. A log line
+// may arrive before output that was written earlier: these are two pipes.
 func (p *Proc) Stdout() string { return p.stdout.String() }
 
 // Stderr is what it has written to its standard error: the log and everything else.

@@ -23,9 +23,6 @@ func TestAProcessGetsItsConfigurationAndItsLogIsParsed(t *testing.T) {
 	if line.Field("lsn") != "0/1A2B3C8" || line.Field("xid") != "12345678901234567890" || line.Level() != "info" {
 		t.Errorf("parsed as %+v", line)
 	}
-	if want := "args [run -c " + p.ConfigFile + " --until-caught-up]\n"; p.Stdout() != want {
-		t.Errorf("standard output %q, want %q", p.Stdout(), want)
-	}
 	if text, err := os.ReadFile(p.ConfigFile); err != nil || string(text) != "name: shop\n" {
 		t.Errorf("the configuration is %q (%v)", text, err)
 	}
@@ -34,6 +31,9 @@ func TestAProcessGetsItsConfigurationAndItsLogIsParsed(t *testing.T) {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
 	p.WaitLog(soon, harness.Message("stopped"))
+	if want := "args [run -c " + p.ConfigFile + " --until-caught-up]\n"; p.Stdout() != want {
+		t.Errorf("standard output %q, want %q", p.Stdout(), want)
+	}
 }
 
 func TestAKilledProcessHasNoExitCode(t *testing.T) {

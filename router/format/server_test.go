@@ -282,14 +282,14 @@ func TestTypesOfADatabaseComeByOneQuery(t *testing.T) {
 	s.exec(roundTripTypes + `
 		CREATE SCHEMA "Odd ""s"; CREATE TYPE "Odd ""s"."T y" AS ("f ""1" text, gone int, p posint[], o mood[]); ALTER TYPE "Odd ""s"."T y" DROP ATTRIBUTE gone;
 		CREATE TYPE fr AS RANGE (subtype = float8); CREATE TYPE nothing AS ();
-		CREATE DOMAIN tile AS box; CREATE DOMAIN deep AS price; CREATE TABLE other (id int, h addr);
+		CREATE DOMAIN tile AS box; CREATE DOMAIN small AS int; CREATE DOMAIN deep AS small; CREATE TABLE other (id int, h addr);
 		CREATE EXTENSION citext; CREATE EXTENSION ltree;
 		CREATE TABLE v (t "Odd ""s"."T y"[], r fr, rm fr[], n nothing, b tile[], d deep, o other, c citext, ca citext[], l ltree, p person[], i information_schema.sql_identifier, ints ints[]);
 		CREATE TABLE unrelated (a int);
 		INSERT INTO v VALUES (ARRAY[ROW('x "y"', '{1,2}', '{sad,NULL}')::"Odd ""s"."T y"], '[1,2)', '{"[1,2)"}', ROW(), ARRAY['(1,1),(0,0)'::box, '(2,2),(1,1)'],
-			1.5, ROW(1, ROW('s', 2, 3, '2026-12-01 11:24:20+05:30', '{a b}')), 'Ab', '{Ab,"c d"}', 'a.b', ARRAY[ROW('n', NULL, '{}', 1)::person], 'id', '{"{1,2}","{}"}')`)
+			15, ROW(1, ROW('s', 2, 3, '2026-12-01 11:24:20+05:30', '{a b}')), 'Ab', '{Ab,"c d"}', 'a.b', ARRAY[ROW('n', NULL, '{}', 1)::person], 'id', '{"{1,2}","{}"}')`)
 	const want = `{"t":[{"f \"1":"x \"y\"","p":[1,2],"o":["sad",null]}],"r":"[1,2)","rm":["[1,2)"],"n":{},"b":["(1,1),(0,0)","(2,2),(1,1)"],` +
-		`"d":"1.50","o":{"id":1,"h":{"street":"s","no":2,"price":"3","at":"2026-12-01T05:54:20Z","tags":["a b"]}},"c":"Ab","ca":["Ab","c d"],"l":"a.b",` +
+		`"d":15,"o":{"id":1,"h":{"street":"s","no":2,"price":"3","at":"2026-12-01T05:54:20Z","tags":["a b"]}},"c":"Ab","ca":["Ab","c d"],"l":"a.b",` +
 		`"p":[{"n":"n","home":null,"others":[],"x":1}],"i":"id","ints":[[1,2],[]]}`
 	row := s.exec(`SELECT * FROM v`)[0]
 
