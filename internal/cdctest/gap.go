@@ -118,10 +118,7 @@ func (g *gap) attribute(items []item) {
 func (g *gap) checkTxn(tx *Txn) {
 	commit, found := g.commits[tx]
 	seq := uint64(0)
-	for i, c := range tx.Changes {
-		if !g.layout.published(c) {
-			continue
-		}
+	for i, c := range g.asDecoded(tx, commit) {
 		pos := Position{Commit: commit, Seq: seq}
 		seq++
 		if !g.layout.delivered(c) {
@@ -140,6 +137,40 @@ func (g *gap) checkTxn(tx *Txn) {
 		}
 		g.checkChange(what, c, recs)
 	}
+}
+
+// asDecoded gives the changes that the publication sends, in the order in which
+// PostgreSQL decodes them: that in which they were made, with one exception. Decoding
+// merges a transaction and its subtransactions by the changes' LSNs, and a message's is
+// the end of its record (seen on 15), which is where the next change begins. Where a
+// savepoint lies between the two, either may come first; LSNs that are equal prove it (an event does not state its own).
+func (g *gap) asDecoded(tx *Txn, commit checkpoint.LSN) []Change {
+	var list []Change
+	for _, c := range tx.Changes {
+		if g.layout.published(c) {
+			list = append(list, c)
+		}
+	}
+	lsn := func(seq int) (lsn checkpoint.LSN, message bool) {
+		for _, it := range g.groups[Position{Commit: commit, Seq: uint64(seq)}] {
+			if it.env != nil && it.env.Source.LSN != nil {
+				return *it.env.Source.LSN, it.kind == KindMessage
+			}
+		}
+		return 0, false
+	}
+	for i := 0; i+1 < len(list); i++ {
+		if list[i].Op != 'm' || list[i+1].Op == 'm' {
+			continue
+		}
+		first, isMessage := lsn(i)
+		second, nextIsMessage := lsn(i + 1)
+		if !isMessage && nextIsMessage && (first == 0 || first == second) {
+			list[i], list[i+1] = list[i+1], list[i]
+			i++
+		}
+	}
+	return list
 }
 
 func describe(c Change) string {
