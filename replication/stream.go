@@ -263,6 +263,7 @@ func (s *Stream) receive() {
 		cur = s.queue.newSlab()
 		return nil
 	}
+	var pace pace
 	for {
 		// Whatever has arrived is handed over before the next read can block.
 		if s.front.ReadBufferLen() == 0 && s.buf.Buffered() == 0 {
@@ -270,6 +271,7 @@ func (s *Stream) receive() {
 				s.drain(err)
 				return
 			}
+			pace.wait()
 		}
 		msg, err := s.receiveMessage()
 		if err != nil {
@@ -290,6 +292,32 @@ func (s *Stream) receive() {
 			return
 		}
 	}
+}
+
+// pace lets messages gather in the socket while the stream is busy. A walsender that is
+// slower than we are sends each message in a packet of its own; taking each at once
+// would be a system call and two changes of goroutine per row (seen: 14 s of system
+// time per million rows, instead of 1).
+type pace struct {
+	last  time.Time // when the last read found nothing more
+	quick int       // reads in a row that came quickly after another
+}
+
+const (
+	paceGap   = 200 * time.Microsecond // a read that comes sooner is quick
+	paceQuick = 16                     // that many make a busy stream; a small transaction is fewer
+	paceWait  = 500 * time.Microsecond // far below max-delay, for which a busy stream waits anyway
+)
+
+func (p *pace) wait() {
+	now := time.Now()
+	if now.Sub(p.last) > paceGap {
+		p.quick = 0
+	} else if p.quick++; p.quick >= paceQuick {
+		time.Sleep(paceWait)
+		now = time.Now()
+	}
+	p.last = now
 }
 
 // receiveMessage gives the payload of the next CopyData, valid until the next call.
