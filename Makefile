@@ -11,7 +11,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 # Pinned, so that a lint run is the same everywhere and a new release of a linter breaks nobody's branch.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ERRORLINT   := github.com/polyfloyd/go-errorlint@v1.8.0
-REVIVE      := github.com/mgechev/revive@v1.17.1
+REVIVE      := github.com/mgechev/revive@v1.17.0
 
 FUZZTIME     ?= 10s
 TEST_TIMEOUT ?= 15m

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -49,6 +50,59 @@ func ReadCommitted(ctx context.Context, topics string, opts ...kgo.Opt) (*Log, e
 		return nil, err
 	}
 	return &Log{Records: want, Partitions: r.partitions}, nil
+}
+
+// ReadSettled waits until no transaction is open in the topics, and reads as
+// ReadCommitted does. It is for logs whose writers have ended: EndTxn returns when
+// the commit is decided, and the partitions' control records, which make it visible,
+// follow a moment later.
+func ReadSettled(ctx context.Context, topics string, opts ...kgo.Opt) (*Log, error) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		open, err := firstOpen(ctx, topics, opts)
+		if err != nil {
+			return nil, err
+		}
+		if open == "" {
+			return ReadCommitted(ctx, topics, opts...)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait until no transaction is open in %s: %w", open, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// firstOpen names a partition whose last stable offset is below its end.
+func firstOpen(ctx context.Context, topics string, opts []kgo.Opt) (string, error) {
+	r, err := newReader(ctx, topics, opts)
+	if err != nil {
+		return "", err
+	}
+	defer r.admin.Close()
+	if len(r.topics) == 0 {
+		return "", nil
+	}
+	// In this order: what is written in between makes the end look larger, and the
+	// answer "open", never the other way round.
+	stable, err := r.admin.ListCommittedOffsets(ctx, r.topics...)
+	if err != nil {
+		return "", fmt.Errorf("list last stable offsets: %w", err)
+	}
+	high, err := r.admin.ListEndOffsets(ctx, r.topics...)
+	if err != nil {
+		return "", fmt.Errorf("list end offsets: %w", err)
+	}
+	lso := offsets(stable)
+	open := ""
+	high.Each(func(o kadm.ListedOffset) {
+		if lso[o.Topic][o.Partition] < o.Offset {
+			open = fmt.Sprintf("%s[%d]", o.Topic, o.Partition)
+		}
+	})
+	return open, nil
 }
 
 // ReadUncommitted reads everything up to the high watermark, records of aborted and

@@ -2,6 +2,7 @@ package cdctest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -113,8 +114,13 @@ func TestReadTellsCommittedAbortedAndOpenApart(t *testing.T) {
 			}
 		}
 	}
+	brief, end := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer end()
+	if _, err := ReadSettled(brief, topic, brokers); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a transaction is open, and waiting for none gives %v", err)
+	}
 	mustEnd(t, b, kgo.TryAbort)
-	if committed, err = ReadCommitted(ctx, topic, brokers); err != nil || len(committed.Records) != 6 {
+	if committed, err = ReadSettled(ctx, topic, brokers); err != nil || len(committed.Records) != 6 {
 		t.Fatalf("after the open transaction was aborted: %v records, %v", len(committed.Records), err)
 	}
 }

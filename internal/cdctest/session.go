@@ -227,8 +227,21 @@ func (s *session) truncate(tables ...string) error {
 	return s.exec("SET LOCAL lock_timeout = 0")
 }
 
-// emit writes a logical message.
+// emit writes a logical message, and behind a transactional one another that is not.
+//
+// PostgreSQL files a transactional message under the end of its WAL record, a row
+// under the start of its own. When it merges a transaction with its subtransactions
+// by these LSNs, a message and the row right behind it tie if they are of two
+// subtransactions, and may come out in the other order (seen on 15). The record in
+// between keeps the truth's order PostgreSQL's.
 func (s *session) emit(transactional bool, content string) error {
+	if err := s.emitOne(transactional, content); err != nil || !transactional {
+		return err
+	}
+	return s.emitOne(false, "behind "+content)
+}
+
+func (s *session) emitOne(transactional bool, content string) error {
 	m := Message{Prefix: "workload", Content: content}
 	if err := s.exec("SELECT pg_logical_emit_message($1, $2::text, $3::text)", transactional, m.Prefix, m.Content); err != nil {
 		return err

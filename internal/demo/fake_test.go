@@ -28,6 +28,8 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(fakeMode) {
 	case "":
 		goleak.VerifyTestMain(m)
+	case "parent":
+		runParent()
 	case "crash":
 		fmt.Fprintln(os.Stderr, "no way")
 		os.Exit(3)

@@ -127,13 +127,14 @@ const (
 	keyWidth     = 10
 	latencyWidth = 9
 	topicWidth   = 29 // outbox.event.payment.charged and a blank
+	minTopic     = 11 // order_items
 	minDetail    = 24
 )
 
 // FormatEvent gives a record as one line of at most total cells: a mark for its
 // kind, the topic, op or event type, key, what happened, and the time from the
 // source's commit to the consumer. Where the line is narrow the topic gives way
-// first, since op, key and detail nearly say it; then the detail.
+// first, down to the table's name; then the detail.
 func FormatEvent(e *Event, total int) string {
 	mark, op := "  ", opName(e)
 	if e.Kind == KindEvent {
@@ -146,14 +147,9 @@ func FormatEvent(e *Event, total int) string {
 	topic := topicWidth
 	fixed := 2 + opWidth + 1 + keyWidth + 1 + 1 + latencyWidth
 	if rest := total - fixed - (topic + 1); rest < minDetail {
-		topic = max(0, topic-(minDetail-rest))
+		topic = max(minTopic, topic-(minDetail-rest))
 	}
-	line := mark
-	if topic >= 8 {
-		line += pad(fitLeft(clean(e.Topic), topic), topic) + " "
-	} else {
-		topic = -1
-	}
+	line := mark + pad(fitTopic(clean(e.Topic), topic), topic) + " "
 	detail := max(0, total-fixed-(topic+1))
 	line += pad(fit(op, opWidth), opWidth) + " " + pad(fit(clean(e.ShortKey()), keyWidth), keyWidth) + " "
 	line += pad(fit(clean(e.Detail()), detail), detail) + " " + padLeft(latency, latencyWidth)
@@ -241,18 +237,17 @@ func fit(text string, n int) string {
 	return b.String()
 }
 
-// fitLeft is fit at the beginning: of a topic the end tells more.
-func fitLeft(text string, n int) string {
-	if cells(text) <= n {
-		return text
+// fitTopic leaves parts out at the beginning, since of a topic the end tells more:
+// shop.public.orders, public.orders, orders.
+func fitTopic(topic string, n int) string {
+	for cells(topic) > n {
+		_, rest, ok := strings.Cut(topic, ".")
+		if !ok {
+			break
+		}
+		topic = rest
 	}
-	runes := []rune(text)
-	used, from := 0, len(runes)
-	for from > 0 && used+runeCells(runes[from-1]) <= n-1 {
-		from--
-		used += runeCells(runes[from])
-	}
-	return "…" + string(runes[from:])
+	return fit(topic, n)
 }
 
 func pad(text string, n int) string {

@@ -108,7 +108,10 @@ func TestADelayEndsWithClose(t *testing.T) {
 		_, err := near.Write([]byte("x"))
 		ended <- err
 	}()
-	for tick := time.NewTicker(time.Millisecond); !fault.Fired(); <-tick.C {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !fault.Fired() {
+		<-tick.C
 	}
 	if err := near.Close(); err != nil {
 		t.Fatal(err)

@@ -85,12 +85,12 @@ func TestAKilledBrokerComesBackWithItsData(t *testing.T) {
 	k := harness.Kafka(t, harness.OwnKafka())
 	k.CreateTopic(t, "things", 1)
 	mustProduce(t, k.Client(t, kgo.TransactionalID("x")), "things", kgo.TryCommit, "a")
+	k.WaitCommitted(t, "things", 1) // see Kill
 	k.Kill(0)
 	if err := ping(k.Client(t), 300*time.Millisecond); err == nil {
 		t.Fatal("a killed broker answered")
 	}
 	k.Restart(0)
-	// EndTransaction returns before the commit's markers are in the topics; after a kill they come with the recovery.
 	if got := values(k.WaitCommitted(t, "things", 1)); got != "[a]" {
 		t.Errorf("committed %s", got)
 	}

@@ -289,12 +289,18 @@ func local(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 // freePorts asks the kernel for n ports at once, so that they differ.
 func freePorts(n int) ([]int, error) {
 	var ports []int
+	var listeners []net.Listener
+	defer func() { // all of them at the end, for the reason above
+		for _, l := range listeners {
+			_ = l.Close() // nobody has connected
+		}
+	}()
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, fmt.Errorf("find a free port: %w", err)
 		}
-		defer l.Close() // all of them at the end, for the reason above
+		listeners = append(listeners, l)
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
 	}
 	return ports, nil
