@@ -3,8 +3,10 @@ package kafka
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/walrelay/walrelay/checkpoint"
@@ -28,6 +30,17 @@ const (
 // itself makes sure that no transaction is open below the end of the log, and
 // fails with ErrOpenTransaction where one stays open.
 func (s *Store) Load(ctx context.Context) (c checkpoint.Checkpoint, found bool, err error) {
+	for range 3 {
+		// The start of the log can move on between being listed and being read, where
+		// compaction or an operator deletes at that moment.
+		if c, found, err = s.load(ctx); !errors.Is(err, kerr.OffsetOutOfRange) {
+			break
+		}
+	}
+	return c, found, err
+}
+
+func (s *Store) load(ctx context.Context) (c checkpoint.Checkpoint, found bool, err error) {
 	sp, err := s.stableSpan(ctx)
 	if err != nil {
 		return checkpoint.Checkpoint{}, false, err
