@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/walrelay/walrelay/checkpoint"
 )
@@ -265,6 +266,9 @@ func TestLoadFindsTheLastCommitted(t *testing.T) {
 		w.produce(t, checkpoint.Record{Key: []byte("request"), Value: []byte("{}")})
 		w.end(t, kgo.TryCommit)
 		wantLoad(t, s, last, map[string]int32{"a": 6, "b": 3, "c": 1})
+		// The next position names the second state record, not the first in the log.
+		last = w.deliver(t, kgo.TryCommit)
+		wantLoad(t, s, last, map[string]int32{"a": 6, "b": 3, "c": 1})
 	})
 }
 
@@ -399,6 +403,35 @@ func TestVirginSeesDeletedAndCompacted(t *testing.T) {
 		}
 		wantVirgin(t, s, false, "begins at offset 3")
 	})
+}
+
+// A transaction may commit in a partition without a record in it, and leaves only
+// its marker: no offset is missing, but somebody has committed.
+func TestVirginSeesCommitMarkers(t *testing.T) {
+	c := fake(t)
+	s := c.store(t)
+	cl := c.client(t)
+	initReq := kmsg.NewPtrInitProducerIDRequest()
+	initReq.TransactionalID = kmsg.StringPtr(s.o.Topic)
+	initReq.TransactionTimeoutMillis = 10_000
+	id, err := initReq.RequestWith(t.Context(), cl)
+	if err != nil || id.ErrorCode != 0 {
+		t.Fatal(id, err)
+	}
+	rt := kmsg.NewAddPartitionsToTxnRequestTopic()
+	rt.Topic, rt.Partitions = s.o.Topic, []int32{0}
+	add := kmsg.NewPtrAddPartitionsToTxnRequest()
+	add.TransactionalID, add.ProducerID, add.ProducerEpoch = s.o.Topic, id.ProducerID, id.ProducerEpoch
+	add.Topics = append(add.Topics, rt)
+	if _, err := add.RequestWith(t.Context(), cl); err != nil {
+		t.Fatal(err)
+	}
+	end := kmsg.NewPtrEndTxnRequest()
+	end.TransactionalID, end.ProducerID, end.ProducerEpoch, end.Commit = s.o.Topic, id.ProducerID, id.ProducerEpoch, true
+	if r, err := end.RequestWith(t.Context(), cl); err != nil || r.ErrorCode != 0 {
+		t.Fatal(r, err)
+	}
+	wantVirgin(t, s, false, "commit marker at offset 0")
 }
 
 // delivery-16 in small: what a start reads does not grow with the log.
