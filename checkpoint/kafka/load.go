@@ -3,8 +3,10 @@ package kafka
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/walrelay/walrelay/checkpoint"
@@ -28,6 +30,17 @@ const (
 // itself makes sure that no transaction is open below the end of the log, and
 // fails with ErrOpenTransaction where one stays open.
 func (s *Store) Load(ctx context.Context) (c checkpoint.Checkpoint, found bool, err error) {
+	for range 3 {
+		// The start of the log can move on between being listed and being read, where
+		// compaction or an operator deletes at that moment.
+		if c, found, err = s.load(ctx); !errors.Is(err, kerr.OffsetOutOfRange) {
+			break
+		}
+	}
+	return c, found, err
+}
+
+func (s *Store) load(ctx context.Context) (c checkpoint.Checkpoint, found bool, err error) {
 	sp, err := s.stableSpan(ctx)
 	if err != nil {
 		return checkpoint.Checkpoint{}, false, err
@@ -40,10 +53,10 @@ func (s *Store) Load(ctx context.Context) (c checkpoint.Checkpoint, found bool, 
 // on, the source and the horizons; the position may be old the moment it is read.
 func (s *Store) Peek(ctx context.Context) (c checkpoint.Checkpoint, found bool, err error) {
 	var sp span
-	if sp.start, err = s.offset(ctx, "start", s.adm.ListStartOffsets); err != nil {
+	if sp.start, err = s.offset(ctx, earliest, readUncommitted); err != nil {
 		return c, false, err
 	}
-	if sp.end, err = s.offset(ctx, "last stable", s.adm.ListCommittedOffsets); err != nil {
+	if sp.end, err = s.offset(ctx, latest, readCommitted); err != nil {
 		return c, false, err
 	}
 	return s.newest(ctx, sp)

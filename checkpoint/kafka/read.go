@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -20,6 +19,12 @@ const fetchBytes = 1 << 20
 const (
 	readUncommitted int8 = 0
 	readCommitted   int8 = 1
+)
+
+// Timestamps that ask ListOffsets for an end of the log.
+const (
+	latest   int64 = -1 // the last stable offset for readCommitted, else the high watermark
+	earliest int64 = -2
 )
 
 // span is what the log held at one moment.
@@ -37,15 +42,15 @@ type span struct {
 func (s *Store) stableSpan(ctx context.Context) (span, error) {
 	var sp span
 	var err error
-	if sp.start, err = s.offset(ctx, "start", s.adm.ListStartOffsets); err != nil {
+	if sp.start, err = s.offset(ctx, earliest, readUncommitted); err != nil {
 		return sp, err
 	}
-	if sp.end, err = s.offset(ctx, "end", s.adm.ListEndOffsets); err != nil {
+	if sp.end, err = s.offset(ctx, latest, readUncommitted); err != nil {
 		return sp, err
 	}
 	deadline := time.Now().Add(s.o.StableTimeout)
 	for {
-		stable, err := s.offset(ctx, "last stable", s.adm.ListCommittedOffsets)
+		stable, err := s.offset(ctx, latest, readCommitted)
 		if err != nil {
 			return sp, err
 		}
@@ -62,31 +67,65 @@ func (s *Store) stableSpan(ctx context.Context) (span, error) {
 	}
 }
 
-// offset asks for one offset of partition 0, again while the partition moves.
-func (s *Store) offset(ctx context.Context, which string, list func(context.Context, ...string) (kadm.ListedOffsets, error)) (int64, error) {
+// offset asks for the first or last offset of partition 0.
+func (s *Store) offset(ctx context.Context, timestamp int64, isolation int8) (offset int64, err error) {
+	rp := kmsg.NewListOffsetsRequestTopicPartition()
+	rp.Timestamp = timestamp
+	rt := kmsg.NewListOffsetsRequestTopic()
+	rt.Topic = s.o.Topic
+	rt.Partitions = append(rt.Partitions, rp)
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.IsolationLevel = isolation
+	req.Topics = append(req.Topics, rt)
+	err = s.ask(ctx, func() kmsg.Request { return req }, func(kresp kmsg.Response) error {
+		resp := kresp.(*kmsg.ListOffsetsResponse)
+		if len(resp.Topics) != 1 || len(resp.Topics[0].Partitions) != 1 {
+			return fmt.Errorf("the broker answered for %d topics instead of one partition of one", len(resp.Topics))
+		}
+		p := &resp.Topics[0].Partitions[0]
+		offset = p.Offset
+		return kerr.ErrorForCode(p.ErrorCode)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list offsets of checkpoint topic %s: %w", s.o.Topic, err)
+	}
+	return offset, nil
+}
+
+// ask sends a request to the partition's leader and gives the answer to read,
+// again with the leader looked up anew while either says that a repeat may help.
+func (s *Store) ask(ctx context.Context, request func() kmsg.Request, read func(kmsg.Response) error) error {
 	deadline := time.Now().Add(leaderTimeout)
 	for {
-		listed, err := list(ctx, s.o.Topic)
+		err := s.askOnce(ctx, request, read)
 		if err == nil {
-			o, ok := listed.Lookup(s.o.Topic, 0)
-			if !ok {
-				o, ok = listed.Lookup(s.o.Topic, -1)
-			}
-			if !ok {
-				err = kerr.UnknownTopicOrPartition
-			} else if o.Err == nil {
-				return o.Offset, nil
-			} else {
-				err = o.Err
-			}
+			return nil
 		}
-		if !kerr.IsRetriable(err) || time.Now().After(deadline) {
-			return 0, fmt.Errorf("list %s offset of checkpoint topic %s: %w", which, s.o.Topic, err)
+		// A request that took too long is like a leader that is gone.
+		again := kerr.IsRetriable(err) || errors.Is(err, context.DeadlineExceeded)
+		if !again || ctx.Err() != nil || time.Now().After(deadline) {
+			return err
 		}
+		s.leader = -1
 		if err := pause(ctx); err != nil {
-			return 0, err
+			return err
 		}
 	}
+}
+
+func (s *Store) askOnce(ctx context.Context, request func() kmsg.Request, read func(kmsg.Response) error) error {
+	if s.leader < 0 {
+		if _, err := s.awaitLeader(ctx); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	resp, err := s.cl.Broker(int(s.leader)).RetriableRequest(ctx, request())
+	if err != nil {
+		return err
+	}
+	return read(resp)
 }
 
 // scan gives fn the records in [from, to) in the order of the log until fn returns
@@ -125,42 +164,31 @@ func (s *Store) scan(ctx context.Context, from, to int64, isolation int8, contro
 // fetch reads some records from offset on, and gives the offset to go on with. It
 // speaks the protocol itself: a consumer would need a client of its own for each
 // range, and prefetches beyond it.
-func (s *Store) fetch(ctx context.Context, offset int64, isolation int8, control bool) (kgo.FetchPartition, int64, error) {
-	deadline := time.Now().Add(leaderTimeout)
-	for {
-		rp, err := s.fetchOnce(ctx, offset, isolation)
-		if err == nil {
-			s.stats.fetches++
-			s.stats.bytes += len(rp.RecordBatches)
-			level := kgo.ReadUncommitted()
-			if isolation == readCommitted {
-				level = kgo.ReadCommitted()
-			}
-			fp, next := kgo.ProcessFetchPartition(kgo.ProcessFetchPartitionOpts{
-				KeepControlRecords: control, Offset: offset, IsolationLevel: level, Topic: s.o.Topic,
-			}, rp, s.decompressor, nil)
-			if err = fp.Err; err == nil {
-				return fp, next, nil
-			}
-		}
-		// A request that took too long is like a leader that is gone.
-		again := kerr.IsRetriable(err) || errors.Is(err, context.DeadlineExceeded)
-		if !again || ctx.Err() != nil || time.Now().After(deadline) {
-			return kgo.FetchPartition{}, 0, err
-		}
-		s.leader = -1
-		if err := pause(ctx); err != nil {
-			return kgo.FetchPartition{}, 0, err
-		}
+func (s *Store) fetch(ctx context.Context, offset int64, isolation int8, control bool) (fp kgo.FetchPartition, next int64, err error) {
+	opts := kgo.ProcessFetchPartitionOpts{KeepControlRecords: control, Offset: offset, Topic: s.o.Topic, IsolationLevel: kgo.ReadUncommitted()}
+	if isolation == readCommitted {
+		opts.IsolationLevel = kgo.ReadCommitted()
 	}
+	err = s.ask(ctx, func() kmsg.Request { return s.fetchRequest(offset, isolation) }, func(kresp kmsg.Response) error {
+		resp := kresp.(*kmsg.FetchResponse)
+		if err := kerr.ErrorForCode(resp.ErrorCode); err != nil {
+			return err
+		}
+		if len(resp.Topics) != 1 || len(resp.Topics[0].Partitions) != 1 {
+			return fmt.Errorf("the broker answered for %d topics instead of one partition of one", len(resp.Topics))
+		}
+		p := &resp.Topics[0].Partitions[0]
+		s.stats.fetches++
+		s.stats.bytes += len(p.RecordBatches)
+		fp, next = kgo.ProcessFetchPartition(opts, p, s.decompressor, nil)
+		return fp.Err // holds the partition's error code too
+	})
+	return fp, next, err
 }
 
-func (s *Store) fetchOnce(ctx context.Context, offset int64, isolation int8) (*kmsg.FetchResponseTopicPartition, error) {
-	if s.leader < 0 {
-		if _, err := s.awaitLeader(ctx); err != nil {
-			return nil, err
-		}
-	}
+// fetchRequest addresses the topic by name and id: which of them is sent depends on
+// the version that the broker takes.
+func (s *Store) fetchRequest(offset int64, isolation int8) *kmsg.FetchRequest {
 	rp := kmsg.NewFetchRequestTopicPartition()
 	rp.FetchOffset = offset
 	rp.PartitionMaxBytes = fetchBytes
@@ -173,20 +201,5 @@ func (s *Store) fetchOnce(ctx context.Context, offset int64, isolation int8) (*k
 	req.IsolationLevel = isolation
 	req.SessionEpoch = -1 // no fetch session
 	req.Topics = append(req.Topics, rt)
-
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	kresp, err := s.cl.Broker(int(s.leader)).RetriableRequest(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	resp := kresp.(*kmsg.FetchResponse)
-	if err := kerr.ErrorForCode(resp.ErrorCode); err != nil {
-		return nil, err
-	}
-	if len(resp.Topics) != 1 || len(resp.Topics[0].Partitions) != 1 {
-		return nil, fmt.Errorf("the broker answered for %d topics instead of one partition of one", len(resp.Topics))
-	}
-	p := &resp.Topics[0].Partitions[0]
-	return p, kerr.ErrorForCode(p.ErrorCode)
+	return req
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/walrelay/walrelay/checkpoint"
 )
@@ -84,19 +85,19 @@ func NewStore(cl *kgo.Client, o Options) *Store {
 // has a leader. An existing topic is never altered: one that retention may empty,
 // or with more than one partition, is a *checkpoint.Refusal.
 func (s *Store) EnsureTopic(ctx context.Context) error {
-	td, err := s.topic(ctx)
+	t, err := s.topic(ctx)
 	if err != nil {
 		return err
 	}
-	if errors.Is(td.Err, kerr.UnknownTopicOrPartition) {
+	if t.ErrorCode == kerr.UnknownTopicOrPartition.Code {
 		if err := s.create(ctx); err != nil {
 			return err
 		}
 	}
-	if td, err = s.awaitLeader(ctx); err != nil {
+	if t, err = s.awaitLeader(ctx); err != nil {
 		return err
 	}
-	if n := len(td.Partitions); n != 1 {
+	if n := len(t.Partitions); n != 1 {
 		return &checkpoint.Refusal{
 			What:   fmt.Sprintf("checkpoint topic %s has %d partitions", s.o.Topic, n),
 			Risk:   "positions in several partitions have no order, and a restart could take an old one",
@@ -159,38 +160,45 @@ func (s *Store) checkCompacted(ctx context.Context) error {
 	return fmt.Errorf("read configuration of checkpoint topic %s: %w (the user needs the ACL DescribeConfigs on it)", s.o.Topic, err)
 }
 
-// topic looks the topic up. That it does not exist is told by the detail's Err and
-// is no error here.
-func (s *Store) topic(ctx context.Context) (kadm.TopicDetail, error) {
-	md, err := s.adm.Metadata(ctx, s.o.Topic)
+// topic looks the topic up, past the client's cache, which keeps "unknown topic" and
+// an old leader for five seconds. That the topic does not exist, or has no leader
+// for the moment, is told by the answer's ErrorCode and is no error here.
+func (s *Store) topic(ctx context.Context) (*kmsg.MetadataResponseTopic, error) {
+	rt := kmsg.NewMetadataRequestTopic()
+	rt.Topic = kmsg.StringPtr(s.o.Topic)
+	req := kmsg.NewPtrMetadataRequest()
+	req.Topics = append(req.Topics, rt)
+	resp, err := req.RequestWith(ctx, s.cl)
 	if err != nil {
-		return kadm.TopicDetail{}, fmt.Errorf("look up checkpoint topic %s: %w", s.o.Topic, err)
+		return nil, fmt.Errorf("look up checkpoint topic %s: %w", s.o.Topic, err)
 	}
-	td, ok := md.Topics[s.o.Topic]
-	if !ok {
-		td.Err = kerr.UnknownTopicOrPartition
+	if len(resp.Topics) != 1 {
+		return nil, fmt.Errorf("look up checkpoint topic %s: the broker answered for %d topics", s.o.Topic, len(resp.Topics))
 	}
-	if td.Err != nil && !kerr.IsRetriable(td.Err) {
-		return td, fmt.Errorf("look up checkpoint topic %s: %w (check its name and the ACL Describe on it)", s.o.Topic, td.Err)
+	t := &resp.Topics[0]
+	if err := kerr.ErrorForCode(t.ErrorCode); err != nil && !kerr.IsRetriable(err) {
+		return nil, fmt.Errorf("look up checkpoint topic %s: %w (check its name and the ACL Describe on it)", s.o.Topic, err)
 	}
-	return td, nil
+	return t, nil
 }
 
 // awaitLeader waits until partition 0 has a leader, and remembers it.
-func (s *Store) awaitLeader(ctx context.Context) (kadm.TopicDetail, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, leaderTimeout, fmt.Errorf("checkpoint topic %s has no leader after %s: see its brokers", s.o.Topic, leaderTimeout))
+func (s *Store) awaitLeader(ctx context.Context) (*kmsg.MetadataResponseTopic, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, leaderTimeout, fmt.Errorf("checkpoint topic %s has no leader after %s: see its brokers, and whether it exists", s.o.Topic, leaderTimeout))
 	defer cancel()
 	for {
-		td, err := s.topic(ctx)
+		t, err := s.topic(ctx)
 		if err != nil {
-			return td, err
+			return nil, err
 		}
-		if p, ok := td.Partitions[0]; ok && td.Err == nil && p.Err == nil && p.Leader >= 0 {
-			s.leader, s.id = p.Leader, td.ID
-			return td, nil
+		for _, p := range t.Partitions {
+			if t.ErrorCode == 0 && p.Partition == 0 && p.ErrorCode == 0 && p.Leader >= 0 {
+				s.leader, s.id = p.Leader, t.TopicID
+				return t, nil
+			}
 		}
 		if err := pause(ctx); err != nil {
-			return td, err
+			return nil, err
 		}
 	}
 }
