@@ -111,5 +111,5 @@ func (t *Template) Expand(value func(field string) string) string {
 
 // Has tells whether the template uses field.
 func (t *Template) Has(field string) bool {
-	return slices.ContainsFunc(t.parts, func(p templatePart) bool { return p.field == field })
+	return field != "" && slices.ContainsFunc(t.parts, func(p templatePart) bool { return p.field == field })
 }
