@@ -282,8 +282,8 @@ func (p *Producer) lookAtTopics(ctx context.Context, b *Batch) error {
 		}
 	}
 	for t := range p.topics {
-		if old := p.log.SetPartitions(t.Name, t.Partitions()); old != 0 && old != t.Partitions() {
-			p.o.Logger.Warn().Str("topic", t.Name).Int32("partitions_before", old).Int32("partitions", t.Partitions()).
+		if old := p.log.SetPartitions(t.Name, t.Partitions); old != 0 && old != t.Partitions {
+			p.o.Logger.Warn().Str("topic", t.Name).Int32("partitions_before", old).Int32("partitions", t.Partitions).
 				Msg("partition count changed: keys move between partitions, and the order of a key's records is broken across the change; order them by the header position")
 		}
 	}
@@ -366,7 +366,7 @@ func (p *Producer) produce(ctx context.Context, b *Batch) int {
 // copies is how many Kafka records r becomes.
 func (r *record) copies() int {
 	if r.where == placeEvery {
-		return int(r.topic.Partitions())
+		return int(r.topic.Partitions)
 	}
 	return 1
 }
@@ -377,11 +377,11 @@ func (r *record) partitions(key []byte) (first, end int32) {
 	case placeAlone:
 		return 0, 1
 	case placeEvery:
-		return 0, r.topic.Partitions()
+		return 0, r.topic.Partitions
 	case placeFixed:
 		return r.fixed, r.fixed + 1
 	}
-	first = Partition(key, r.topic.Partitions())
+	first = Partition(key, r.topic.Partitions)
 	return first, first + 1
 }
 

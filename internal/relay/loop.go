@@ -306,6 +306,10 @@ func (l *loop) route(ctx context.Context, c *replication.Change) error {
 			return err
 		}
 		if err := l.s.ensureTopics(ctx, missing.Topic); err != nil {
+			var name *router.TopicNameError
+			if errors.As(err, &name) && l.s.router.RejectTopic(c, missing.Topic, err) {
+				continue // it becomes a dead letter
+			}
 			return err
 		}
 	}

@@ -502,8 +502,17 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 
 // ensureTopics looks topics up, and creates the missing ones where that is allowed.
 func (s *session) ensureTopics(ctx context.Context, names ...string) error {
-	slices.Sort(names)
-	return s.catalog.Ensure(ctx, slices.Compact(names), s.r.o.Topics)
+	err := s.catalog.Ensure(ctx, names, s.r.o.Topics)
+	var name *router.TopicNameError
+	if errors.As(err, &name) {
+		return &checkpoint.Refusal{
+			What:   "a topic cannot be had",
+			Risk:   "its records could not be delivered",
+			Remedy: "change topics.table or topics.prefix, or exclude the table under source.tables",
+			Err:    err,
+		}
+	}
+	return err
 }
 
 // relay streams.
