@@ -169,7 +169,11 @@ func TestSettingsWinOverRoleAndDatabase(t *testing.T) {
 		if version >= 17 {
 			want["transaction_timeout"] = "0"
 		}
-		dsn += "?options=-c%20TimeZone%3DAsia/Kolkata&timezone=Asia/Kolkata"
+		sep := "?"
+		if strings.Contains(dsn, "?") {
+			sep = "&"
+		}
+		dsn += sep + "options=-c%20TimeZone%3DAsia/Kolkata&timezone=Asia/Kolkata"
 		cfg, err := ReplicationConfig(dsn, "walrelay_shop")
 		if err != nil {
 			t.Fatal(err)
