@@ -263,6 +263,25 @@ func TestHorizonWaitsForEveryTransaction(t *testing.T) {
 	})
 }
 
+// TestARoleWithoutRightsStillSeesWhoIsWaitedFor: pg_stat_activity hides state and start
+// of other roles' transactions, but not that they are there.
+func TestARoleWithoutRightsStillSeesWhoIsWaitedFor(t *testing.T) {
+	onServers(t, func(t *testing.T, s server) {
+		pid, gid, end := openTransactions(t, s)
+		_, dsn := s.mustRole(t, mustConnect(t, s.dsn), "REPLICATION")
+		var seen []RunningTransaction
+		if _, err := CreateSlot(t.Context(), NewConnector(dsn, "walrelay_test"), slotName(t), true, func(list []RunningTransaction) {
+			seen = list
+			end()
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if text := fmt.Sprint(seen); !strings.Contains(text, gid) || !strings.Contains(text, fmt.Sprintf("pid %d (xid", pid)) {
+			t.Errorf("seen %s", text)
+		}
+	})
+}
+
 // TestHorizonWaitsForAnXidAboveTheSnapshot: the transaction that is running has the
 // highest xid of all, which pg_snapshot_xmax does not cover.
 func TestHorizonWaitsForAnXidAboveTheSnapshot(t *testing.T) {
