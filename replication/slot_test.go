@@ -226,6 +226,9 @@ func TestTerminateHolder(t *testing.T) {
 		if err != nil || pid == 0 || pid != slot.ActivePID {
 			t.Errorf("ended %d, want %d: %v", pid, slot.ActivePID, err)
 		}
+		if err := <-ended; err == nil {
+			t.Error("the holder's stream ended without an error")
+		}
 		waitFor(t, "the slot to be free", func() bool {
 			slot, _, err := ReadSlot(t.Context(), conn, name)
 			return err == nil && !slot.Active
