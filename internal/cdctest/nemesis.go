@@ -46,7 +46,7 @@ func (d Done) String() string {
 	return fmt.Sprintf("%8.3fs %s: %s (%.3fs)", d.After.Seconds(), d.Name, d.What, d.Took.Seconds())
 }
 
-// Run disturbs until ctx is done, which is its normal end, or max faults were
+// Run disturbs until ctx is done, which is its normal end, or most faults were
 // brought about (0: no bound), or one returns an error. A fault in hand is not cut
 // off by ctx, so that it heals. What was done is returned in each case: the test
 // reports it with the seed, and checks that there was something.
