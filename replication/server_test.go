@@ -10,12 +10,22 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
-// This file is the only one that knows where the tests' servers come from.
-// WALRELAY_TEST_DSN holds the superuser DSNs (URLs) of running servers with
-// wal_level=logical and max_prepared_transactions above 0, separated by blanks; every
-// test runs on each of them.
+// The tests run on the servers of the harness, which chooses the majors; see its doc.
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// testSettings are those of the shared servers. The work memory is the least there is, so
+// that a few thousand rows already make a large transaction.
+func testSettings() []harness.PGOption {
+	return []harness.PGOption{
+		harness.Setting("max_prepared_transactions", "5"),
+		harness.Setting("logical_decoding_work_mem", "64kB"),
+	}
+}
 
 type server struct {
 	dsn string // superuser, a database of the test's own
@@ -27,17 +37,20 @@ func onServers(t *testing.T, test func(t *testing.T, s server)) {
 	for _, admin := range mustServers(t) {
 		u, err := url.Parse(admin)
 		if err != nil {
-			t.Fatalf("parse WALRELAY_TEST_DSN: %v", err)
+			t.Fatalf("parse the server's DSN: %v", err)
 		}
 		t.Run(u.Port(), func(t *testing.T) { test(t, mustDatabase(t, admin)) })
 	}
 }
 
+// mustServers gives a superuser's DSN (a URL) of each server.
 func mustServers(t *testing.T) []string {
 	t.Helper()
-	list := strings.Fields(os.Getenv("WALRELAY_TEST_DSN"))
-	if len(list) == 0 {
-		t.Fatal("these tests need PostgreSQL: set WALRELAY_TEST_DSN to the URL of a superuser (wal_level=logical, max_prepared_transactions=5)")
+	var list []string
+	for _, major := range harness.Majors(t) {
+		pg := harness.Postgres(t, append(testSettings(), harness.Major(major))...)
+		dsn, _, _ := strings.Cut(pg.Server.DSN(), "?") // tests append parameters of their own
+		list = append(list, dsn)
 	}
 	return list
 }
@@ -61,7 +74,7 @@ func mustDatabase(t *testing.T, admin string) server {
 	})
 	u, err := url.Parse(admin)
 	if err != nil {
-		t.Fatalf("parse WALRELAY_TEST_DSN: %v", err)
+		t.Fatalf("parse the server's DSN: %v", err)
 	}
 	u.Path = "/" + name
 	return server{dsn: u.String(), db: name}
