@@ -147,9 +147,10 @@ func (e *StopError) Unwrap() error { return e.Err }
 func (r *Router) Route(c *replication.Change, b *Batch) error {
 	m := b.mark()
 	err := r.route(c, b)
-	if err != nil {
-		b.truncate(m)
+	if err == nil {
+		return nil
 	}
+	b.truncate(m)
 	var fault *RouteError
 	if errors.As(err, &fault) {
 		if err = r.deadLetter(c, b, fault); err != nil {
