@@ -109,7 +109,7 @@ func TestClassifyConnect(t *testing.T) {
 		{"too many connections", &pgconn.PgError{Code: "53300"}, nil},
 		{"no TLS on the server", errors.New("tls error: server refused TLS connection"), ErrTLS},
 	} {
-		if got, _ := classifyConnect(tt.err); !errors.Is(got, tt.want) {
+		if _, got := classifyConnect(tt.err); !errors.Is(got, tt.want) {
 			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
 func anyTable(string, string) bool { return true }
@@ -161,7 +162,7 @@ func TestSyncKeepsBothPublicationsInStep(t *testing.T) {
 
 // TestSyncManyTables: more tables than one transaction takes.
 func TestSyncManyTables(t *testing.T) {
-	s := mustDatabase(t, mustServers(t)[0])
+	s := mustDatabase(t, mustAdmin(t, harness.DefaultMajor(t)))
 	conn := mustConnect(t, s.dsn)
 	n := syncChunk + 10
 	for from := 0; from < n; from += 500 { // the test's own locks have the same limit

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
 func slotName(t *testing.T) string {
@@ -122,7 +123,7 @@ func TestCancelledCreationLeavesNoSlot(t *testing.T) {
 
 // TestCancelledCreationEndsTheBackend: the cancel request is lost on the way.
 func TestCancelledCreationEndsTheBackend(t *testing.T) {
-	s := mustDatabase(t, mustServers(t)[0])
+	s := mustDatabase(t, mustAdmin(t, harness.DefaultMajor(t)))
 	_, _, end := openTransactions(t, s)
 	name := slotName(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -477,11 +477,14 @@ func (p *Producer) count(b *Batch) {
 // at some moment within a transaction.
 type chosenPartitioner struct{}
 
+// ForTopic is the same for every topic.
 func (chosenPartitioner) ForTopic(string) kgo.TopicPartitioner { return chosenPartitioner{} }
 
 // RequiresConsistency keeps a record on its partition while that has no leader.
 func (chosenPartitioner) RequiresConsistency(*kgo.Record) bool { return true }
 
+// Partition is the one that the record names; the client fails the record, and with it
+// the transaction, where it does not know that partition.
 func (chosenPartitioner) Partition(r *kgo.Record, n int) int {
 	if int(r.Partition) >= n {
 		return -1

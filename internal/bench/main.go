@@ -26,7 +26,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/walrelay/walrelay/internal/demo/localpg"
+	"github.com/walrelay/walrelay/internal/pgserver"
 )
 
 // kafkaMode as the only argument makes this program the embedded Kafka.
@@ -80,8 +80,9 @@ type database interface {
 // startDatabase starts the PostgreSQL that is measured against. Checkpoints and
 // autovacuum would disturb one side and not the other.
 func startDatabase(ctx context.Context, dir string) (database, error) {
-	return localpg.Start(ctx, dir, "shared_buffers = '256MB'", "max_wal_size = '16GB'",
-		"checkpoint_timeout = '1h'", "autovacuum = off", "synchronous_commit = off")
+	return pgserver.Start(ctx, pgserver.Options{Dir: dir, Settings: map[string]string{
+		"shared_buffers": "256MB", "max_wal_size": "16GB", "checkpoint_timeout": "1h", "autovacuum": "off", "synchronous_commit": "off",
+	}})
 }
 
 // bench is one run of this program.
@@ -170,16 +171,11 @@ func (b *bench) say(format string, args ...any) {
 	_, _ = fmt.Fprintf(b.progress, format+"\n", args...)
 }
 
-// findReceiver finds pg_recvlogical, the newest where there are several.
+// findReceiver finds pg_recvlogical.
 func findReceiver() (string, error) {
-	if bin, err := localpg.BinDir(); err == nil {
-		if p := filepath.Join(bin, "pg_recvlogical"); exec.Command(p, "--version").Run() == nil {
-			return p, nil
-		}
-	}
-	p, err := exec.LookPath("pg_recvlogical")
+	p, err := pgserver.ClientTool("pg_recvlogical")
 	if err != nil {
-		return "", errors.New("no pg_recvlogical on this system, which gives the floor: install PostgreSQL's client programs")
+		return "", fmt.Errorf("find pg_recvlogical, which gives the floor: %w", err)
 	}
 	return p, nil
 }
