@@ -533,7 +533,9 @@ func (c *caseRun) metric(name string, labels ...string) float64 {
 	sum := 0.0
 samples:
 	for line := range strings.Lines(page) {
-		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		line = strings.TrimSpace(line)
+		at := strings.LastIndexByte(line, ' ') // labels may hold blanks
+		series, value := line[:max(at, 0)], line[at+1:]
 		if series != name && !strings.HasPrefix(series, name+"{") {
 			continue
 		}
