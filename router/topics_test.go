@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -17,18 +16,20 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
-// catalogOnEach runs fn on kfake and, where WALRELAY_TEST_KAFKA names brokers, on
-// these too. Topic names begin with prefix, so that runs do not meet.
+// catalogOnEach runs fn on kfake and, where WALRELAY_TEST_KAFKA asks for real brokers,
+// on these too. Topic names begin with prefix, so that runs do not meet.
 func catalogOnEach(t *testing.T, fn func(t *testing.T, cl *kgo.Client, prefix string)) {
 	t.Run("kfake", func(t *testing.T) {
 		cl, _ := fakeKafka(t)
 		fn(t, cl, "p")
 	})
-	if b := os.Getenv("WALRELAY_TEST_KAFKA"); b != "" {
+	if harness.KafkaIsReal() {
 		t.Run("kafka", func(t *testing.T) {
-			fn(t, adminClient(t, strings.Split(b, ",")), fmt.Sprintf("p%d", time.Now().UnixNano()))
+			kafka := harness.Kafka(t)
+			fn(t, adminClient(t, kafka.Brokers()), kafka.Unique())
 		})
 	}
 }

@@ -11,7 +11,11 @@ import (
 
 // startDemoDatabase starts the demo's PostgreSQL: fetched once, or the system's.
 func startDemoDatabase(ctx context.Context, dir string, say func(string)) (demo.Database, error) {
-	server, err := pgserver.Start(ctx, pgserver.Options{Dir: dir, Log: lines(say)})
+	// The fetch is worth a line; what the server itself says is not.
+	if _, err := pgserver.Binaries(ctx, pgserver.DefaultMajor, lines(say)); err != nil {
+		return nil, fmt.Errorf("start the demo's PostgreSQL: %w", err)
+	}
+	server, err := pgserver.Start(ctx, pgserver.Options{Dir: dir})
 	if err != nil {
 		return nil, fmt.Errorf("start the demo's PostgreSQL: %w", err)
 	}
