@@ -35,10 +35,6 @@ type Table struct {
 // String gives schema.table, unquoted, as the configuration's globs see it.
 func (t Table) String() string { return t.Schema + "." + t.Name }
 
-// sql gives the quoted name. ONLY keeps PostgreSQL from adding inheritance children,
-// which are tables of their own here.
-func (t Table) sql() string { return "ONLY " + pgx.Identifier{t.Schema, t.Name}.Sanitize() }
-
 func quote(ident string) string { return pgx.Identifier{ident}.Sanitize() }
 
 // Role is what our role may do.

@@ -109,7 +109,7 @@ func TestClassifyConnect(t *testing.T) {
 		{"too many connections", &pgconn.PgError{Code: "53300"}, nil},
 		{"no TLS on the server", errors.New("tls error: server refused TLS connection"), ErrTLS},
 	} {
-		if got, _ := classifyConnect(tt.err); !errors.Is(got, tt.want) {
+		if _, got := classifyConnect(tt.err); !errors.Is(got, tt.want) {
 			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
 		}
 	}
@@ -169,7 +169,11 @@ func TestSettingsWinOverRoleAndDatabase(t *testing.T) {
 		if version >= 17 {
 			want["transaction_timeout"] = "0"
 		}
-		dsn += "?options=-c%20TimeZone%3DAsia/Kolkata&timezone=Asia/Kolkata"
+		sep := "?"
+		if strings.Contains(dsn, "?") {
+			sep = "&"
+		}
+		dsn += sep + "options=-c%20TimeZone%3DAsia/Kolkata&timezone=Asia/Kolkata"
 		cfg, err := ReplicationConfig(dsn, "walrelay_shop")
 		if err != nil {
 			t.Fatal(err)

@@ -102,7 +102,7 @@ func connectFailure(cfg *pgconn.Config, err error) error {
 	if errors.As(err, &connErr) {
 		cause = connErr.Unwrap()
 	}
-	kind, advice := classifyConnect(cause)
+	advice, kind := classifyConnect(cause)
 	details := oneLine(cause.Error())
 	text := fmt.Sprintf("connect to PostgreSQL as %q, database %q: %s", cfg.User, cfg.Database, details)
 	if kind != nil {
@@ -126,33 +126,34 @@ func oneLine(text string) string {
 	return strings.Join(lines, ", ")
 }
 
-func classifyConnect(err error) (kind error, advice string) {
+// classifyConnect gives the sentinel that err is about, nil for none, and what to do.
+func classifyConnect(err error) (advice string, kind error) {
 	if errors.Is(err, context.Canceled) {
-		return nil, ""
+		return "", nil
 	}
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) {
 		switch pgErr.Code {
 		case codeInvalidPassword, codeInvalidAuthorization:
-			return ErrAuth, "check user and password in source.dsn, and the server's pg_hba.conf"
+			return "check user and password in source.dsn, and the server's pg_hba.conf", ErrAuth
 		case codeInsufficientPrivilege:
-			return ErrAuth, "GRANT CONNECT ON DATABASE to the role of source.dsn"
+			return "GRANT CONNECT ON DATABASE to the role of source.dsn", ErrAuth
 		case codeInvalidCatalogName:
-			return ErrNoDatabase, "correct the database in source.dsn, or create it"
+			return "correct the database in source.dsn, or create it", ErrNoDatabase
 		}
-		return nil, ""
+		return "", nil
 	}
 	// One of several hosts that is unknown is no mistake as long as another one may
 	// answer: only when nothing but name look-ups failed.
 	var opErr *net.OpError
 	var dnsErr *net.DNSError
 	if errors.As(err, &dnsErr) && dnsErr.IsNotFound && !errors.As(err, &opErr) {
-		return ErrHostUnknown, "correct the host in source.dsn"
+		return "correct the host in source.dsn", ErrHostUnknown
 	}
 	if isTLSFailure(err) {
-		return ErrTLS, "check sslmode, sslrootcert and the server's certificate"
+		return "check sslmode, sslrootcert and the server's certificate", ErrTLS
 	}
-	return nil, ""
+	return "", nil
 }
 
 func isTLSFailure(err error) bool {

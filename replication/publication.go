@@ -180,7 +180,7 @@ func ReadPublication(ctx context.Context, conn *pgx.Conn, name string) (p Public
 		return Publication{}, false, fmt.Errorf("read server version: %w", err)
 	}
 	if version >= 150000 {
-		err = conn.QueryRow(ctx, `SELECT coalesce(array_agg(n.nspname::text ORDER BY 1), '{}')
+		err = conn.QueryRow(ctx, `SELECT coalesce(array_agg(n.nspname::text ORDER BY n.nspname), '{}')
   FROM pg_catalog.pg_publication_namespace pn JOIN pg_catalog.pg_namespace n ON n.oid = pn.pnnspid
  WHERE pn.pnpubid = $1`, p.OID).Scan(&p.Schemas)
 		if err != nil {

@@ -5,17 +5,18 @@ import (
 	"fmt"
 	"net/url"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
-// This file is the only one that knows where the tests' servers come from.
-// WALRELAY_TEST_DSN holds the superuser DSNs (URLs) of running servers with
-// wal_level=logical and max_prepared_transactions above 0, separated by blanks; every
-// test runs on each of them.
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// This file is the only one that knows where the tests' servers come from. Every test
+// runs on each of the major versions that the harness is told of.
 
 type server struct {
 	dsn string // superuser, a database of the test's own
@@ -24,22 +25,13 @@ type server struct {
 
 func onServers(t *testing.T, test func(t *testing.T, s server)) {
 	t.Helper()
-	for _, admin := range mustServers(t) {
-		u, err := url.Parse(admin)
-		if err != nil {
-			t.Fatalf("parse WALRELAY_TEST_DSN: %v", err)
-		}
-		t.Run(u.Port(), func(t *testing.T) { test(t, mustDatabase(t, admin)) })
-	}
+	harness.EachMajor(t, func(t *testing.T, major int) { test(t, mustDatabase(t, mustAdmin(t, major))) })
 }
 
-func mustServers(t *testing.T) []string {
+// mustAdmin gives the superuser's DSN of a server's own database.
+func mustAdmin(t *testing.T, major int) string {
 	t.Helper()
-	list := strings.Fields(os.Getenv("WALRELAY_TEST_DSN"))
-	if len(list) == 0 {
-		t.Fatal("these tests need PostgreSQL: set WALRELAY_TEST_DSN to the URL of a superuser (wal_level=logical, max_prepared_transactions=5)")
-	}
-	return list
+	return harness.Postgres(t, harness.Major(major), harness.Setting("max_prepared_transactions", "5")).Server.DSN()
 }
 
 // mustDatabase makes a database for one test and drops it, its slots first.
@@ -61,7 +53,7 @@ func mustDatabase(t *testing.T, admin string) server {
 	})
 	u, err := url.Parse(admin)
 	if err != nil {
-		t.Fatalf("parse WALRELAY_TEST_DSN: %v", err)
+		t.Fatalf("parse the DSN: %v", err)
 	}
 	u.Path = "/" + name
 	return server{dsn: u.String(), db: name}

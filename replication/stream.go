@@ -263,7 +263,7 @@ func (s *Stream) receive() {
 		cur = s.queue.newSlab()
 		return nil
 	}
-	var pace pace
+	pace := pace{quiet: newGatherer(s.wire)}
 	for {
 		// Whatever has arrived is handed over before the next read can block.
 		if s.front.ReadBufferLen() == 0 && s.buf.Buffered() == 0 {
@@ -299,22 +299,31 @@ func (s *Stream) receive() {
 // would be a system call and two changes of goroutine per row (seen: 14 s of system
 // time per million rows, instead of 1).
 type pace struct {
+	quiet gatherer
 	last  time.Time // when the last read found nothing more
-	quick int       // reads in a row that came quickly after another
+	quick int       // how often reads came quickly after another of late
 }
 
 const (
 	paceGap   = 200 * time.Microsecond // a read that comes sooner is quick
+	paceQuiet = 5 * time.Millisecond   // one that comes later ends a busy stretch
 	paceQuick = 16                     // that many make a busy stream; a small transaction is fewer
+	paceMost  = 4 * paceQuick
 	paceWait  = 500 * time.Microsecond // far below max-delay, for which a busy stream waits anyway
 )
 
 func (p *pace) wait() {
 	now := time.Now()
-	if now.Sub(p.last) > paceGap {
+	switch gap := now.Sub(p.last); {
+	case gap > paceQuiet:
 		p.quick = 0
-	} else if p.quick++; p.quick >= paceQuick {
-		time.Sleep(paceWait)
+	case gap > paceGap:
+		p.quick /= 2 // the server may only have lost its processor for a moment
+	default:
+		p.quick = min(p.quick+1, paceMost)
+	}
+	if p.quick >= paceQuick {
+		p.quiet.pause(func() { time.Sleep(paceWait) })
 		now = time.Now()
 	}
 	p.last = now

@@ -98,8 +98,16 @@ func (o outcome) String() string {
 	return [...]string{"delivered", "dead_lettered", "excluded"}[o]
 }
 
-// NewBatch makes an empty batch.
-func NewBatch(l Limits) *Batch { return &Batch{limits: l} }
+// NewBatch makes an empty batch. Its arena has its final size at once: growing to it by
+// doubling would take twice the memory, and pages that are never filled cost nothing.
+func NewBatch(l Limits) *Batch {
+	return &Batch{limits: l, arena: make([]byte, 0, min(l.Bytes, maxArena)+arenaSlack)}
+}
+
+const (
+	arenaSlack = 64 << 10 // for the record that reaches the limit
+	maxArena   = 64 << 20 // beyond that it grows as it is needed
+)
 
 // Bytes is the memory that the records take.
 func (b *Batch) Bytes() int { return len(b.arena) }
@@ -179,7 +187,7 @@ func (b *Batch) truncate(m mark) {
 // larger than the limits.
 func (b *Batch) Reset() {
 	if cap(b.arena) > 2*b.limits.Bytes+1<<20 {
-		b.arena = nil
+		b.arena = make([]byte, 0, min(b.limits.Bytes, maxArena)+arenaSlack)
 	}
 	b.truncate(mark{})
 	b.done, b.position, b.moved, b.transactions = mark{}, checkpoint.Position{}, false, 0

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -12,97 +13,169 @@ import (
 	"github.com/twmb/franz-go/pkg/sasl"
 )
 
-// ClientOptions says how Kafka is reached; every client of the process has them.
+// Timeouts of every client. A broker that does not answer within requestTimeout is
+// taken for gone and another one is asked, so that a leader's death costs seconds
+// and not the client's default of nearly a minute; how long to go on trying in all
+// is the relay's decision, which starts over with back-off.
+const (
+	dialTimeout    = 5 * time.Second
+	requestTimeout = 10 * time.Second
+	retryTimeout   = 30 * time.Second
+)
+
+// ClientOptions is what all Kafka clients of a process share. The secrets in it
+// stay in it: nothing here prints them.
 type ClientOptions struct {
-	Brokers []string
-	TLS     *tls.Config    // nil: plain text
-	SASL    sasl.Mechanism // nil: none
-	Logger  zerolog.Logger
-	// Dial replaces the dialer, for tests that cut or delay a connection.
+	Brokers  []string         // host:port of some brokers; the others are learned from them
+	ClientID string           // shown in the brokers' logs and quotas
+	TLS      *tls.Config      // nil for plain text
+	SASL     []sasl.Mechanism // tried in order; none for no authentication
+	Logger   zerolog.Logger   // the component's logger, for what the client does by itself
+	Hooks    []kgo.Hook       // for example the metrics of plugin kprom
+
+	// Dial replaces the dialer, so that tests can put a faulty connection in between;
+	// TLS is put on top of what it returns. Nil dials TCP.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-const (
-	// dialTimeout is short, because the client goes on to the next broker.
-	dialTimeout = 5 * time.Second
-	// requestOverhead is what a broker may take beyond a request's own timeout before
-	// the connection counts as dead.
-	requestOverhead = 10 * time.Second
-)
-
-// Opts are the options that every client shares.
+// Opts gives the options for kgo.NewClient. What a producer or a consumer needs
+// comes on top; a later option wins.
 func (o ClientOptions) Opts() []kgo.Opt {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(o.Brokers...),
-		kgo.ClientID("walrelay"),
-		kgo.SoftwareNameAndVersion("walrelay", "1"),
-		kgo.WithLogger(clientLogger{o.Logger}),
-		kgo.RequestTimeoutOverhead(requestOverhead),
+		kgo.WithLogger(&kgoLogger{o.Logger}),
+		kgo.DialTimeout(dialTimeout),
+		kgo.RequestTimeoutOverhead(requestTimeout),
+		kgo.RetryTimeout(retryTimeout),
+		// How soon a moved leader is looked up; the client's default is five seconds.
+		// Auto-creation is off by default: Catalog.Ensure creates topics as configured.
+		kgo.MetadataMinAge(time.Second),
 	}
-	dialer := &net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}
+	if o.ClientID != "" {
+		opts = append(opts, kgo.ClientID(o.ClientID))
+	}
+	if len(o.SASL) > 0 {
+		opts = append(opts, kgo.SASL(o.SASL...))
+	}
+	if len(o.Hooks) > 0 {
+		opts = append(opts, kgo.WithHooks(o.Hooks...))
+	}
 	switch {
+	case o.Dial != nil && o.TLS != nil:
+		opts = append(opts, kgo.Dialer(o.dialTLS))
 	case o.Dial != nil:
 		opts = append(opts, kgo.Dialer(o.Dial))
 	case o.TLS != nil:
-		opts = append(opts, kgo.Dialer((&tls.Dialer{NetDialer: dialer, Config: o.TLS}).DialContext))
-	default:
-		opts = append(opts, kgo.Dialer(dialer.DialContext))
-	}
-	if o.SASL != nil {
-		opts = append(opts, kgo.SASL(o.SASL))
+		opts = append(opts, kgo.DialTLSConfig(o.TLS))
 	}
 	return opts
 }
 
-// NewAdminClient makes a client for metadata, topics and the checkpoint topic; it has
-// no transactional id and produces nothing. A request gives up after a few tries, so
-// that whoever asked can say that Kafka is not there.
-func NewAdminClient(o ClientOptions) (*kgo.Client, error) {
-	client, err := kgo.NewClient(append(o.Opts(), kgo.RetryTimeout(adminRetryTimeout))...)
+// dialTLS does what kgo does by itself where no dialer is given: the name that the
+// certificate must have is the broker's, as the brokers advertise it.
+func (o ClientOptions) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := o.Dial(ctx, network, addr)
 	if err != nil {
-		return nil, fmt.Errorf("make Kafka client: %w", err)
+		return nil, err
 	}
-	return client, nil
+	cfg := o.TLS.Clone()
+	if cfg.ServerName == "" {
+		if cfg.ServerName, _, err = net.SplitHostPort(addr); err != nil {
+			conn.Close()
+			return nil, fmt.Errorf("split address %q of a broker: %w", addr, err)
+		}
+	}
+	tlsConn := tls.Client(conn, cfg)
+	if err := tlsConn.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("TLS with broker %s: %w", addr, err)
+	}
+	return tlsConn, nil
 }
 
-// adminRetryTimeout bounds the retries of one administrative request.
-const adminRetryTimeout = 15 * time.Second
+// NewAdminClient makes the plain client, neither transactional nor consuming, that
+// Catalog and the checkpoint store work on. It connects on first use. The caller
+// closes it.
+func NewAdminClient(o ClientOptions) (*kgo.Client, error) {
+	cl, err := kgo.NewClient(o.Opts()...)
+	if err != nil {
+		return nil, fmt.Errorf("configure Kafka client: %w (see the keys under kafka)", err)
+	}
+	return cl, nil
+}
 
-// clientLogger hands the client's log to ours. What the client calls information and
-// warning is its daily bread (a broker's restart makes hundreds of lines), so it is
-// debug here; whatever matters comes back as an error and is logged, once, by whoever
-// asked.
-type clientLogger struct{ log zerolog.Logger }
+// kgoLogger passes the client's own log on, one level lower than kgo has it below
+// warning: its info is a line per connection and transaction, of use only to who
+// looks for a fault in the client.
+type kgoLogger struct{ log zerolog.Logger }
 
-// Level tells the client what to bother with.
-func (l clientLogger) Level() kgo.LogLevel {
-	switch l.log.GetLevel() {
-	case zerolog.TraceLevel:
+// Level gives the most talkative level that would be seen.
+func (l *kgoLogger) Level() kgo.LogLevel {
+	switch level := l.log.GetLevel(); {
+	case level <= zerolog.TraceLevel:
 		return kgo.LogLevelDebug
-	case zerolog.DebugLevel:
+	case level == zerolog.DebugLevel:
 		return kgo.LogLevelInfo
+	case level <= zerolog.WarnLevel:
+		return kgo.LogLevelWarn
+	case level == zerolog.ErrorLevel:
+		return kgo.LogLevelError
+	default:
+		return kgo.LogLevelNone
 	}
-	return kgo.LogLevelNone
 }
 
-// Log writes one line of the client.
-func (l clientLogger) Log(level kgo.LogLevel, msg string, keyvals ...any) {
-	e := l.log.Debug()
-	if level == kgo.LogLevelDebug {
+// Log writes one line; facts become fields.
+func (l *kgoLogger) Log(level kgo.LogLevel, msg string, keyvals ...any) {
+	var e *zerolog.Event
+	switch level {
+	case kgo.LogLevelError:
+		e = l.log.Error()
+	case kgo.LogLevelWarn:
+		e = l.log.Warn()
+	case kgo.LogLevelInfo:
+		e = l.log.Debug()
+	case kgo.LogLevelDebug:
 		e = l.log.Trace()
+	default:
+		return
+	}
+	if !e.Enabled() {
+		return
 	}
 	for i := 0; i+1 < len(keyvals); i += 2 {
-		key := fmt.Sprint(keyvals[i])
+		key, ok := keyvals[i].(string)
+		if !ok {
+			key = fmt.Sprint(keyvals[i])
+		}
+		if secretKey(key) {
+			e = e.Str(key, "***")
+			continue
+		}
 		switch v := keyvals[i+1].(type) {
 		case error:
 			e = e.AnErr(key, v)
 		case string:
 			e = e.Str(key, v)
-		case fmt.Stringer:
-			e = e.Stringer(key, v)
-		default:
+		case time.Duration:
+			e = e.Str(key, v.String())
+		case bool, int, int16, int32, int64, uint64:
 			e = e.Interface(key, v)
+		default:
+			e = e.Str(key, fmt.Sprint(v))
 		}
 	}
 	e.Msg(msg)
+}
+
+// secretKey is the last line of defence: kgo 1.22 logs no credentials, and a later
+// one that did would say so in the key.
+func secretKey(key string) bool {
+	key = strings.ToLower(key)
+	for _, s := range []string{"pass", "secret", "token", "credential"} {
+		if strings.Contains(key, s) {
+			return true
+		}
+	}
+	return false
 }

@@ -538,7 +538,7 @@ func recognise(rule fieldRule, byName map[string]int, taken map[int]bool) (int, 
 			continue
 		}
 		if found >= 0 {
-			return found, fmt.Errorf("%s may be column %s; say which one under columns:", rule.name, strings.Join(rule.columns, " or "))
+			return found, fmt.Errorf("%s may be column %s; name one of them under columns", rule.name, strings.Join(rule.columns, " or "))
 		}
 		found = c
 		if !rule.respelled {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -208,6 +209,41 @@ func (p *Producer) Deliver(ctx context.Context, b *Batch, cp *checkpoint.Checkpo
 	return nil
 }
 
+// Settle waits until what the last delivery committed is visible to read_committed
+// consumers: EndTxn is answered when the commit is certain, and the markers that make it
+// visible follow (KIP-98; with transaction version 2 they may take a moment). It is for
+// the end of a run, whose caller may look at once; an error means only that it was not
+// seen to be visible yet.
+func (p *Producer) Settle(ctx context.Context) error {
+	admin := kadm.NewClient(p.client)
+	names := append([]string{p.o.CheckpointTopic}, p.names...)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ends, err := admin.ListEndOffsets(ctx, names...)
+		if err != nil {
+			return fmt.Errorf("read end offsets: %w", err)
+		}
+		stable, err := admin.ListCommittedOffsets(ctx, names...)
+		if err != nil {
+			return fmt.Errorf("read stable offsets: %w", err)
+		}
+		behind := false
+		ends.Each(func(end kadm.ListedOffset) {
+			at, ok := stable.Lookup(end.Topic, end.Partition)
+			behind = behind || !ok || at.Offset < end.Offset
+		})
+		if !behind {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
 // complete makes sure that each of the n records of the transaction was
 // acknowledged, the checkpoint among them.
 func (p *Producer) complete(n int) error {
@@ -282,8 +318,8 @@ func (p *Producer) lookAtTopics(ctx context.Context, b *Batch) error {
 		}
 	}
 	for t := range p.topics {
-		if old := p.log.SetPartitions(t.Name, t.Partitions()); old != 0 && old != t.Partitions() {
-			p.o.Logger.Warn().Str("topic", t.Name).Int32("partitions_before", old).Int32("partitions", t.Partitions()).
+		if old := p.log.SetPartitions(t.Name, t.Partitions); old != 0 && old != t.Partitions {
+			p.o.Logger.Warn().Str("topic", t.Name).Int32("partitions_before", old).Int32("partitions", t.Partitions).
 				Msg("partition count changed: keys move between partitions, and the order of a key's records is broken across the change; order them by the header position")
 		}
 	}
@@ -366,7 +402,7 @@ func (p *Producer) produce(ctx context.Context, b *Batch) int {
 // copies is how many Kafka records r becomes.
 func (r *record) copies() int {
 	if r.where == placeEvery {
-		return int(r.topic.Partitions())
+		return int(r.topic.Partitions)
 	}
 	return 1
 }
@@ -377,11 +413,11 @@ func (r *record) partitions(key []byte) (first, end int32) {
 	case placeAlone:
 		return 0, 1
 	case placeEvery:
-		return 0, r.topic.Partitions()
+		return 0, r.topic.Partitions
 	case placeFixed:
 		return r.fixed, r.fixed + 1
 	}
-	first = Partition(key, r.topic.Partitions())
+	first = Partition(key, r.topic.Partitions)
 	return first, first + 1
 }
 
@@ -441,11 +477,14 @@ func (p *Producer) count(b *Batch) {
 // at some moment within a transaction.
 type chosenPartitioner struct{}
 
+// ForTopic is the same for every topic.
 func (chosenPartitioner) ForTopic(string) kgo.TopicPartitioner { return chosenPartitioner{} }
 
 // RequiresConsistency keeps a record on its partition while that has no leader.
 func (chosenPartitioner) RequiresConsistency(*kgo.Record) bool { return true }
 
+// Partition is the one that the record names; the client fails the record, and with it
+// the transaction, where it does not know that partition.
 func (chosenPartitioner) Partition(r *kgo.Record, n int) int {
 	if int(r.Partition) >= n {
 		return -1

@@ -64,6 +64,8 @@ type Router struct {
 	// meet in one.
 	sanitized map[string]string
 
+	rejected map[string]string // topics of events that Kafka does not take, and why
+
 	txn      checkpoint.LSN // whose fragments are cached
 	tsMillis []byte         // `,"ts_ms":…,"source":{`
 	txnPart  []byte         // `,"tx_id":…,"commit_lsn":"…"`
@@ -96,6 +98,23 @@ type MissingTopicError struct{ Topic string }
 
 // Error names the topic.
 func (e *MissingTopicError) Error() string { return "topic " + e.Topic + " is not known yet" }
+
+// RejectTopic says that Kafka does not take the topic of an event, as c showed: events
+// that name it become dead letters. False where c is no event; a table's topic is for
+// the configuration to change.
+func (r *Router) RejectTopic(c *replication.Change, topic string, err error) bool {
+	if c.Relation == nil {
+		return false
+	}
+	if p, perr := r.plan(c.Relation); perr != nil || p.outbox == nil || r.event.Topic != topic {
+		return false
+	}
+	if r.rejected == nil {
+		r.rejected = map[string]string{}
+	}
+	r.rejected[topic] = err.Error()
+	return true
+}
 
 // StopError says that a change cannot be delivered and that the configuration wants
 // the stream to stop there.
@@ -265,6 +284,9 @@ func (r *Router) outboxEvent(p *tablePlan, c *replication.Change, b *Batch) erro
 	ev := &r.event
 	topic := r.topics.Lookup(ev.Topic)
 	if topic == nil {
+		if why, ok := r.rejected[ev.Topic]; ok {
+			return &RouteError{Reason: ReasonRoute, Detail: why}
+		}
 		return &MissingTopicError{Topic: ev.Topic}
 	}
 	rec := record{topic: topic, key: b.put(ev.Key), value: b.put(ev.Value)}

@@ -19,391 +19,427 @@ import (
 	"github.com/walrelay/walrelay/checkpoint"
 )
 
-// Topic is what is known of a topic that records go to.
+// Bounds of one request, and of the wait for new topics. Five hundred topics keep a
+// request far below a broker's limits and a start with ten thousand tables at some
+// sixty requests.
+const (
+	topicsPerRequest = 500
+	topicsPerRefresh = 300
+	topicTimeout     = 60 * time.Second
+	topicPause       = 50 * time.Millisecond
+
+	// A topic that metadata does not know this many times in a row is deleted, and
+	// not only late in reaching one broker.
+	missingLooks = 5
+)
+
+// Topic is what the producer knows of one Kafka topic. It belongs to its Catalog,
+// which updates it in place, so a pointer to it may be kept.
 type Topic struct {
 	Name            string
-	Compacted       bool  // cleanup.policy has compact: Kafka takes no null key
-	MaxMessageBytes int32 // max.message.bytes: of a record batch
+	Partitions      int32
+	Compacted       bool  // cleanup.policy has compact: null keys are refused by Kafka
+	MaxMessageBytes int32 // largest record batch that Kafka takes, compressed
 
-	partitions atomic.Int32
-	isrShort   atomic.Int32 // partitions whose in-sync replicas are fewer than their replicas
-	looked     atomic.Int64 // when the two were read, Unix nanoseconds
+	minInsync int
+	isrShort  int // partitions that lack replicas
+	missing   int // looks in a row that did not find it
+	seen      time.Time
 }
-
-// Partitions is the partition count as last seen.
-func (t *Topic) Partitions() int32 { return t.partitions.Load() }
 
 // TopicSpec says how a missing topic is made.
 type TopicSpec struct {
-	Create            bool
 	Partitions        int32
 	ReplicationFactor int16 // -1: the broker's default
 	Config            map[string]string
+	Create            bool // false: a missing topic is a refusal
 }
 
-// Growth is a partition count that is not what it was.
+// Growth is a change of a topic's partition count. It moves keys to other
+// partitions, so order per key is broken across it, and that must be said.
 type Growth struct {
 	Topic    string
 	Old, New int32
 }
 
-// Catalog knows the topics that records go to. An existing topic is never altered.
-// Lookup is safe from any goroutine.
+// Catalog holds the topics that the producer writes to. Existing topics are never
+// altered. The goroutine that routes calls Ensure, the one that delivers Refresh and
+// reads Partitions, which only Refresh changes; Lookup and ISRShort are for any.
 type Catalog struct {
-	client *kgo.Client
+	cl       *kgo.Client
+	now      func() time.Time
+	isrShort atomic.Int64
 
-	mu     sync.RWMutex
+	mu     sync.RWMutex // guards the map, not the topics
 	topics map[string]*Topic
 }
 
-// NewCatalog makes an empty catalog on a client that stays the caller's.
-func NewCatalog(client *kgo.Client) *Catalog {
-	return &Catalog{client: client, topics: map[string]*Topic{}}
+// NewCatalog makes an empty Catalog on a plain client, which stays the caller's to
+// close.
+func NewCatalog(cl *kgo.Client) *Catalog {
+	return &Catalog{cl: cl, now: time.Now, topics: make(map[string]*Topic)}
 }
 
-// Lookup gives a topic that Ensure has seen, or nil.
+// Lookup gives the topic, or nil where Ensure has not been called for it.
 func (c *Catalog) Lookup(name string) *Topic {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.topics[name]
 }
 
-// ISRShort counts the partitions whose in-sync replicas are fewer than their replicas.
-func (c *Catalog) ISRShort() int {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	n := 0
-	for _, t := range c.topics {
-		n += int(t.isrShort.Load())
-	}
-	return n
-}
+// ISRShort is the number of partitions with fewer in-sync replicas than replicas, or
+// than min.insync.replicas, as last seen. It may be called from any goroutine.
+func (c *Catalog) ISRShort() int64 { return c.isrShort.Load() }
 
-const (
-	// topicsPerRequest keeps requests for tens of thousands of topics below the sizes
-	// that brokers answer in good time.
-	topicsPerRequest = 500
-	createTimeout    = 30 * time.Second
-	leaderPoll       = 20 * time.Millisecond
-)
-
-// Ensure makes topics known, in few requests, and creates those that are missing. A
-// topic that cannot be had is a *checkpoint.Refusal.
+// Ensure makes the topics known that are not yet, and creates those that Kafka does
+// not have. It blocks until each new one has its leaders.
+//
+// A name that Kafka does not take is a *TopicNameError. Missing topics are a
+// *checkpoint.Refusal where spec.Create is false. After an error some of the topics
+// may be there; calling again is safe.
 func (c *Catalog) Ensure(ctx context.Context, names []string, spec TopicSpec) error {
-	var unknown []string
+	var todo []string
 	for _, name := range names {
-		if err := ValidTopicName(name); err != nil {
-			return &checkpoint.Refusal{
-				What: err.Error(), Risk: "its records cannot be delivered",
-				Remedy: "change topics.table, topics.prefix or the topic's own setting",
-			}
-		}
 		if c.Lookup(name) == nil {
-			unknown = append(unknown, name)
+			if err := ValidTopicName(name); err != nil {
+				return err
+			}
+			todo = append(todo, name)
 		}
 	}
-	for chunk := range slices.Chunk(unknown, topicsPerRequest) {
-		if err := c.ensure(ctx, chunk, spec); err != nil {
-			return err
-		}
+	slices.Sort(todo)
+	todo = slices.Compact(todo)
+	if len(todo) == 0 {
+		return nil
 	}
-	return nil
-}
-
-func (c *Catalog) ensure(ctx context.Context, names []string, spec TopicSpec) error {
-	found := make(map[string]*Topic, len(names))
-	missing, err := c.read(ctx, names, found)
+	found, err := c.findOrCreate(ctx, todo, spec)
 	if err != nil {
 		return err
-	}
-	if len(missing) > 0 {
-		if !spec.Create {
-			return refuseMissing(missing, spec)
-		}
-		if err := c.create(ctx, missing, spec); err != nil {
-			return err
-		}
-		if err := c.awaitLeaders(ctx, missing, found); err != nil {
-			return err
-		}
 	}
 	if err := c.describe(ctx, found); err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.Copy(c.topics, found)
+	for _, f := range found {
+		c.update(f.topic, f.partitions)
+		c.topics[f.topic.Name] = f.topic
+	}
 	return nil
 }
 
-// read asks for metadata and fills found; missing are topics that do not exist, or
-// not yet on all brokers.
-func (c *Catalog) read(ctx context.Context, names []string, found map[string]*Topic) (missing []string, err error) {
-	resp, err := c.metadata(ctx, names)
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range resp.Topics {
-		name := *t.Topic
-		switch err := kerr.ErrorForCode(t.ErrorCode); {
-		case err == nil && leaders(t):
-			topic := &Topic{Name: name}
-			topic.note(t)
-			found[name] = topic
-		case err == nil, errors.Is(err, kerr.UnknownTopicOrPartition), errors.Is(err, kerr.LeaderNotAvailable):
-			missing = append(missing, name)
-		case errors.Is(err, kerr.TopicAuthorizationFailed):
-			return nil, refuseAuthorization(name, "Describe", err)
-		default:
-			return nil, fmt.Errorf("read Kafka metadata of topic %s: %w", name, err)
+// found is a topic that Kafka has, before it is in the Catalog.
+type found struct {
+	topic      *Topic
+	partitions []kmsg.MetadataResponseTopicPartition
+}
+
+// findOrCreate looks and creates in turns until Kafka shows all of names.
+func (c *Catalog) findOrCreate(ctx context.Context, names []string, spec TopicSpec) ([]found, error) {
+	var all []found
+	created := make(map[string]bool)
+	ctx, cancel := context.WithTimeoutCause(ctx, topicTimeout, errors.New("the topics have no leaders yet: see the brokers and the controller"))
+	defer cancel()
+	for todo := names; ; {
+		md, err := c.metadata(ctx, todo)
+		if err != nil {
+			return nil, err
+		}
+		var missing, waiting []string
+		for i := range md {
+			t := &md[i]
+			name := *t.Topic
+			switch err := kerr.ErrorForCode(t.ErrorCode); {
+			case err == nil && (!created[name] || allLed(t.Partitions)):
+				all = append(all, found{&Topic{Name: name}, t.Partitions})
+			case errors.Is(err, kerr.UnknownTopicOrPartition):
+				missing = append(missing, name)
+			case err == nil || kerr.IsRetriable(err):
+				waiting = append(waiting, name)
+			default:
+				return nil, topicError("look up", name, err, "")
+			}
+		}
+		if len(missing) > 0 {
+			if !spec.Create {
+				return nil, missingTopics(missing, spec)
+			}
+			if err := c.create(ctx, missing, spec); err != nil {
+				return nil, err
+			}
+			for _, name := range missing {
+				created[name] = true
+			}
+		}
+		if todo = append(missing, waiting...); len(todo) == 0 {
+			return all, nil
+		}
+		if err := c.pause(ctx); err != nil {
+			return nil, fmt.Errorf("wait for topics %s: %w", listed(todo), err)
 		}
 	}
-	return missing, nil
 }
 
-func (c *Catalog) metadata(ctx context.Context, names []string) (*kmsg.MetadataResponse, error) {
-	req := kmsg.NewPtrMetadataRequest()
-	for i := range names {
-		t := kmsg.NewMetadataRequestTopic()
-		t.Topic = &names[i]
-		req.Topics = append(req.Topics, t)
-	}
-	resp, err := req.RequestWith(ctx, c.client)
-	if err != nil {
-		return nil, fmt.Errorf("read Kafka metadata: %w", err)
-	}
-	return resp, nil
-}
-
-func leaders(t kmsg.MetadataResponseTopic) bool {
-	for _, p := range t.Partitions {
-		if p.Leader < 0 {
+// allLed tells whether each partition can be written to.
+func allLed(ps []kmsg.MetadataResponseTopicPartition) bool {
+	for i := range ps {
+		if ps[i].Leader < 0 {
 			return false
 		}
 	}
-	return len(t.Partitions) > 0
+	return len(ps) > 0
 }
 
-// note takes over what metadata says.
-func (t *Topic) note(m kmsg.MetadataResponseTopic) {
-	short := 0
-	for _, p := range m.Partitions {
-		if len(p.ISR) < len(p.Replicas) {
-			short++
+// metadata asks for the topics, past the client's cache, and never creates one by
+// asking.
+func (c *Catalog) metadata(ctx context.Context, names []string) ([]kmsg.MetadataResponseTopic, error) {
+	var all []kmsg.MetadataResponseTopic
+	for chunk := range slices.Chunk(names, topicsPerRequest) {
+		req := kmsg.NewPtrMetadataRequest()
+		req.AllowAutoTopicCreation = false
+		for _, name := range chunk {
+			t := kmsg.NewMetadataRequestTopic()
+			t.Topic = kmsg.StringPtr(name)
+			req.Topics = append(req.Topics, t)
 		}
+		resp, err := req.RequestWith(ctx, c.cl)
+		if err != nil {
+			return nil, fmt.Errorf("look up %d topics: %w", len(chunk), err)
+		}
+		if len(resp.Topics) != len(chunk) {
+			return nil, fmt.Errorf("look up %d topics: the broker answered for %d", len(chunk), len(resp.Topics))
+		}
+		for i := range resp.Topics {
+			if resp.Topics[i].Topic == nil {
+				return nil, errors.New("look up topics: the broker answered without a name")
+			}
+		}
+		all = append(all, resp.Topics...)
 	}
-	t.partitions.Store(int32(len(m.Partitions)))
-	t.isrShort.Store(int32(short))
-	t.looked.Store(time.Now().UnixNano())
+	return all, nil
 }
 
+// create asks for the topics. That one exists already is fine (someone was faster),
+// and what may succeed later is left to the next look.
 func (c *Catalog) create(ctx context.Context, names []string, spec TopicSpec) error {
-	req := kmsg.NewPtrCreateTopicsRequest()
-	req.TimeoutMillis = int32(createTimeout.Milliseconds())
-	for _, name := range names {
-		t := kmsg.NewCreateTopicsRequestTopic()
-		t.Topic, t.NumPartitions, t.ReplicationFactor = name, spec.Partitions, spec.ReplicationFactor
-		for _, key := range slices.Sorted(maps.Keys(spec.Config)) {
-			value := spec.Config[key]
-			cfg := kmsg.NewCreateTopicsRequestTopicConfig()
-			cfg.Name, cfg.Value = key, &value
-			t.Configs = append(t.Configs, cfg)
+	for chunk := range slices.Chunk(names, topicsPerRequest) {
+		req := kmsg.NewPtrCreateTopicsRequest()
+		req.TimeoutMillis = int32(requestTimeout / time.Millisecond)
+		for _, name := range chunk {
+			t := kmsg.NewCreateTopicsRequestTopic()
+			t.Topic, t.NumPartitions, t.ReplicationFactor = name, spec.Partitions, spec.ReplicationFactor
+			for _, k := range slices.Sorted(maps.Keys(spec.Config)) {
+				cfg := kmsg.NewCreateTopicsRequestTopicConfig()
+				cfg.Name, cfg.Value = k, kmsg.StringPtr(spec.Config[k])
+				t.Configs = append(t.Configs, cfg)
+			}
+			req.Topics = append(req.Topics, t)
 		}
-		req.Topics = append(req.Topics, t)
-	}
-	resp, err := req.RequestWith(ctx, c.client)
-	if err != nil {
-		return fmt.Errorf("create Kafka topics: %w", err)
-	}
-	for _, t := range resp.Topics {
-		err := kerr.ErrorForCode(t.ErrorCode)
-		switch {
-		case err == nil, errors.Is(err, kerr.TopicAlreadyExists): // somebody was faster
-		case errors.Is(err, kerr.TopicAuthorizationFailed), errors.Is(err, kerr.ClusterAuthorizationFailed):
-			return refuseAuthorization(t.Topic, "Create", err)
-		case kerr.IsRetriable(err):
-			return fmt.Errorf("create Kafka topic %s: %w", t.Topic, err)
-		default:
+		resp, err := req.RequestWith(ctx, c.cl)
+		if err != nil {
+			return fmt.Errorf("create topics %s: %w", listed(chunk), err)
+		}
+		for i := range resp.Topics {
+			t := &resp.Topics[i]
+			err := kerr.ErrorForCode(t.ErrorCode)
+			if err == nil || errors.Is(err, kerr.TopicAlreadyExists) || kerr.IsRetriable(err) {
+				continue
+			}
+			message := ""
 			if t.ErrorMessage != nil {
-				err = fmt.Errorf("%w: %s", err, *t.ErrorMessage)
+				message = *t.ErrorMessage
 			}
-			return &checkpoint.Refusal{
-				What:   fmt.Sprintf("Kafka does not create topic %s (%d partitions, replication factor %d)", t.Topic, spec.Partitions, spec.ReplicationFactor),
-				Risk:   "its records cannot be delivered",
-				Remedy: "correct topics.partitions, topics.replication-factor or topics.config, or create the topic by hand",
-				Err:    err,
-			}
+			return topicError("create", t.Topic, err, message)
 		}
 	}
 	return nil
 }
 
-// awaitLeaders waits until new topics are known to the broker that answers and every
-// partition has a leader.
-func (c *Catalog) awaitLeaders(ctx context.Context, names []string, found map[string]*Topic) error {
-	ctx, cancel := context.WithTimeout(ctx, createTimeout)
-	defer cancel()
-	tick := time.NewTicker(leaderPoll)
-	defer tick.Stop()
-	for {
-		var err error
-		if names, err = c.read(ctx, names, found); err != nil || len(names) == 0 {
-			return err
+// topicError says what to do about the broker's answer.
+func topicError(verb, name string, err error, message string) error {
+	if errors.Is(err, kerr.InvalidTopicException) {
+		if message == "" {
+			message = err.Error()
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("wait for leaders of new Kafka topics (%s): %w", someNames(names), context.Cause(ctx))
-		}
+		return &TopicNameError{Name: name, Reason: "Kafka refuses it: " + message}
+	}
+	if message != "" {
+		err = fmt.Errorf("%w (%s)", err, message)
+	}
+	remedy := "see topics.partitions, topics.replication-factor and topics.config, or create the topic by hand"
+	if errors.Is(err, kerr.TopicAuthorizationFailed) || errors.Is(err, kerr.ClusterAuthorizationFailed) {
+		remedy = "the Kafka user needs the ACLs Describe, DescribeConfigs, Write and, to create topics, Create on it"
+	}
+	return fmt.Errorf("%s topic %s: %w; %s", verb, name, err, remedy)
+}
+
+// missingTopics is the refusal where topics are not to be created.
+func missingTopics(names []string, spec TopicSpec) error {
+	var flags strings.Builder
+	if spec.Partitions > 0 {
+		fmt.Fprintf(&flags, " --partitions %d", spec.Partitions)
+	}
+	if spec.ReplicationFactor > 0 {
+		fmt.Fprintf(&flags, " --replication-factor %d", spec.ReplicationFactor)
+	}
+	for _, k := range slices.Sorted(maps.Keys(spec.Config)) {
+		fmt.Fprintf(&flags, " --config %s=%s", k, spec.Config[k])
+	}
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("topics.create is false and Kafka does not have the topics %s", listed(names)),
+		Risk:   "their changes could not be delivered",
+		Remedy: fmt.Sprintf("set topics.create: true, or for each run: kafka-topics.sh --bootstrap-server HOST:PORT --create --topic %s%s", names[0], flags.String()),
 	}
 }
 
-// defaultMaxMessageBytes is Kafka's default of max.message.bytes.
-const defaultMaxMessageBytes = 1048588
-
-// describe reads the two settings that decide what a record may look like. Where the
-// cluster does not let us, its defaults are taken: a broker that wants something else
-// refuses the record, which stops the stream and loses nothing.
-func (c *Catalog) describe(ctx context.Context, topics map[string]*Topic) error {
-	req := kmsg.NewPtrDescribeConfigsRequest()
-	for _, name := range slices.Sorted(maps.Keys(topics)) {
-		topics[name].MaxMessageBytes = defaultMaxMessageBytes
-		r := kmsg.NewDescribeConfigsRequestResource()
-		r.ResourceType, r.ResourceName = kmsg.ConfigResourceTypeTopic, name
-		r.ConfigNames = []string{"cleanup.policy", "max.message.bytes"}
-		req.Resources = append(req.Resources, r)
+// listed names the first ten topics.
+func listed(names []string) string {
+	const most = 10
+	if len(names) <= most {
+		return strings.Join(names, ", ")
 	}
-	// Sharded by nature: topics' settings may be asked of any broker, the client picks.
-	for _, shard := range c.client.RequestSharded(ctx, req) {
-		if shard.Err != nil {
-			return fmt.Errorf("read Kafka topic settings: %w", shard.Err)
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+// describe fills in what the topics' configuration says.
+func (c *Catalog) describe(ctx context.Context, all []found) error {
+	byName := make(map[string]*Topic, len(all))
+	for _, f := range all {
+		byName[f.topic.Name] = f.topic
+	}
+	for chunk := range slices.Chunk(all, topicsPerRequest) {
+		req := kmsg.NewPtrDescribeConfigsRequest()
+		for _, f := range chunk {
+			r := kmsg.NewDescribeConfigsRequestResource()
+			r.ResourceType, r.ResourceName = kmsg.ConfigResourceTypeTopic, f.topic.Name
+			r.ConfigNames = []string{"cleanup.policy", "max.message.bytes", "min.insync.replicas"}
+			req.Resources = append(req.Resources, r)
 		}
-		for _, r := range shard.Resp.(*kmsg.DescribeConfigsResponse).Resources {
+		resp, err := req.RequestWith(ctx, c.cl)
+		if err != nil {
+			return fmt.Errorf("read configuration of %d topics: %w", len(chunk), err)
+		}
+		for i := range resp.Resources {
+			r := &resp.Resources[i]
+			t := byName[r.ResourceName]
+			if t == nil {
+				continue
+			}
 			if err := kerr.ErrorForCode(r.ErrorCode); err != nil {
-				if errors.Is(err, kerr.TopicAuthorizationFailed) {
-					continue
-				}
-				return fmt.Errorf("read settings of Kafka topic %s: %w", r.ResourceName, err)
+				return topicError("read configuration of", r.ResourceName, err, "")
 			}
-			if t := topics[r.ResourceName]; t != nil {
-				t.configure(r.Configs)
+			if err := t.configure(r.Configs); err != nil {
+				return err
 			}
+			delete(byName, r.ResourceName)
 		}
+	}
+	for name := range byName {
+		return fmt.Errorf("read configuration of topic %s: the broker left it out of its answer", name)
 	}
 	return nil
 }
 
-func (t *Topic) configure(settings []kmsg.DescribeConfigsResponseResourceConfig) {
-	for _, s := range settings {
-		switch {
-		case s.Value == nil:
-		case s.Name == "cleanup.policy":
-			t.Compacted = slices.Contains(strings.Split(*s.Value, ","), "compact")
-		case s.Name == "max.message.bytes":
-			if n, err := strconv.ParseInt(*s.Value, 10, 32); err == nil && n > 0 {
-				t.MaxMessageBytes = int32(n)
+func (t *Topic) configure(configs []kmsg.DescribeConfigsResponseResourceConfig) error {
+	for _, cfg := range configs {
+		if cfg.Value == nil {
+			continue
+		}
+		var n int
+		var err error
+		switch cfg.Name {
+		case "cleanup.policy":
+			for policy := range strings.SplitSeq(*cfg.Value, ",") {
+				t.Compacted = t.Compacted || strings.TrimSpace(policy) == "compact"
 			}
+		case "max.message.bytes":
+			n, err = strconv.Atoi(*cfg.Value)
+			t.MaxMessageBytes = int32(min(n, 1<<31-1))
+		case "min.insync.replicas":
+			t.minInsync, err = strconv.Atoi(*cfg.Value)
+		}
+		if err != nil {
+			return fmt.Errorf("read configuration of topic %s: %s is %q, not a number", t.Name, cfg.Name, *cfg.Value)
 		}
 	}
+	if t.MaxMessageBytes <= 0 {
+		return fmt.Errorf("read configuration of topic %s: the broker does not tell max.message.bytes (the Kafka user needs the ACL DescribeConfigs on it)", t.Name)
+	}
+	return nil
 }
 
-// Refresh looks again at those of names whose last look is older than age, a few
-// hundred at most, and tells whose partition count changed.
-func (c *Catalog) Refresh(ctx context.Context, names []string, age time.Duration) ([]Growth, error) {
-	var stale []string
-	before := time.Now().Add(-age).UnixNano()
+// Refresh looks again at those of names that are known and were last looked at
+// longer than maxAge ago, at most a few hundred, the longest unseen first. It
+// reports the partition counts that have changed.
+//
+// It is cheap to call for each batch: where nothing is due it asks nothing.
+func (c *Catalog) Refresh(ctx context.Context, names []string, maxAge time.Duration) (grown []Growth, err error) {
+	now := c.now()
+	var due []string
 	for _, name := range names {
-		if t := c.Lookup(name); t != nil && t.looked.Load() < before && len(stale) < topicsPerRequest {
-			stale = append(stale, name)
+		if t := c.Lookup(name); t != nil && now.Sub(t.seen) > maxAge {
+			due = append(due, name)
 		}
 	}
-	if len(stale) == 0 {
+	if len(due) == 0 {
 		return nil, nil
 	}
-	resp, err := c.metadata(ctx, stale)
+	slices.SortFunc(due, func(a, b string) int {
+		if d := c.Lookup(a).seen.Compare(c.Lookup(b).seen); d != 0 {
+			return d
+		}
+		return strings.Compare(a, b)
+	})
+	due = slices.Compact(due)
+	md, err := c.metadata(ctx, due[:min(len(due), topicsPerRefresh)])
 	if err != nil {
 		return nil, err
 	}
-	var grown []Growth
-	for _, m := range resp.Topics {
-		if err := kerr.ErrorForCode(m.ErrorCode); err != nil {
-			if kerr.IsRetriable(err) && !errors.Is(err, kerr.UnknownTopicOrPartition) {
-				continue // an election; the count stands
-			}
-			return nil, fmt.Errorf("read Kafka metadata of topic %s: %w", *m.Topic, err)
+	for i := range md {
+		t := c.Lookup(*md[i].Topic)
+		if t == nil {
+			continue
 		}
-		t := c.Lookup(*m.Topic)
-		old := t.Partitions()
-		t.note(m)
-		if now := t.Partitions(); now != old {
-			grown = append(grown, Growth{Topic: t.Name, Old: old, New: now})
+		err := kerr.ErrorForCode(md[i].ErrorCode)
+		if err == nil && len(md[i].Partitions) > 0 {
+			if old := c.update(t, md[i].Partitions); old != t.Partitions {
+				grown = append(grown, Growth{t.Name, old, t.Partitions})
+			}
+			continue
+		}
+		t.seen = now
+		if err != nil && !kerr.IsRetriable(err) {
+			return grown, topicError("look up", t.Name, err, "")
+		}
+		if t.missing++; t.missing >= missingLooks && errors.Is(err, kerr.UnknownTopicOrPartition) {
+			return grown, fmt.Errorf("topic %s was deleted while it was written to (create it again, or restart to have it created)", t.Name)
 		}
 	}
 	return grown, nil
 }
 
-func refuseMissing(names []string, spec TopicSpec) error {
-	return &checkpoint.Refusal{
-		What: fmt.Sprintf("topics are missing and topics.create is false: %s", someNames(names)),
-		Risk: "their records cannot be delivered",
-		Remedy: fmt.Sprintf("kafka-topics.sh --bootstrap-server BROKER --create --topic %s --partitions %d, and so on for each; or set topics.create: true",
-			names[0], spec.Partitions),
-	}
-}
-
-func refuseAuthorization(topic, operation string, err error) error {
-	return &checkpoint.Refusal{
-		What:   fmt.Sprintf("the Kafka user may not %s topic %s", strings.ToLower(operation), topic),
-		Risk:   "its records cannot be delivered",
-		Remedy: fmt.Sprintf("kafka-acls.sh --bootstrap-server BROKER --add --allow-principal User:NAME --operation %s --operation Write --topic %s", operation, topic),
-		Err:    err,
-	}
-}
-
-func someNames(names []string) string {
-	const shown = 10
-	if len(names) <= shown {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:shown], ", "), len(names)-shown)
-}
-
-// maxTopicName is Kafka's limit for a topic's name (Kafka's Topic class).
-const maxTopicName = 249
-
-func topicCharacter(c byte) bool {
-	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_' || c == '-'
-}
-
-// ValidTopicName tells what is wrong with a topic's name, or nil.
-func ValidTopicName(name string) error {
-	switch {
-	case name == "":
-		return errors.New("the topic name is empty")
-	case name == "." || name == "..":
-		return fmt.Errorf("%q is no topic name", name)
-	case len(name) > maxTopicName:
-		return fmt.Errorf("topic name %q… has %d characters, Kafka takes %d", name[:40], len(name), maxTopicName)
-	}
-	for i := range len(name) {
-		if !topicCharacter(name[i]) {
-			return fmt.Errorf("topic name %q has characters that Kafka does not take: letters, digits, dots, underscores and dashes only", name)
+// update takes over what metadata says, and gives the partition count before.
+func (c *Catalog) update(t *Topic, ps []kmsg.MetadataResponseTopicPartition) (old int32) {
+	old = t.Partitions
+	short := 0
+	for i := range ps {
+		if n := len(ps[i].ISR); n < len(ps[i].Replicas) || n < t.minInsync {
+			short++
 		}
 	}
-	return nil
+	c.isrShort.Add(int64(short - t.isrShort))
+	t.Partitions, t.isrShort, t.missing, t.seen = int32(len(ps)), short, 0, c.now()
+	return old
 }
 
-// TableTopics compiles topics.table, a template over {prefix}, {schema} and {table}.
-// Characters of a table's name that Kafka does not take become underscores, one per
-// byte.
-func TableTopics(template, prefix string) func(schema, table string) string {
-	return func(schema, table string) string {
-		name := []byte(strings.NewReplacer("{prefix}", prefix, "{schema}", schema, "{table}", table).Replace(template))
-		for i, c := range name {
-			if !topicCharacter(c) {
-				name[i] = '_'
-			}
-		}
-		return string(name)
+// pause waits a little, or until ctx ends and then gives its cause.
+func (c *Catalog) pause(ctx context.Context) error {
+	timer := time.NewTimer(topicPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }

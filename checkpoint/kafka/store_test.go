@@ -16,6 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
 // cluster is a Kafka that the suite runs on, the fake one or a real one.
@@ -24,12 +25,14 @@ type cluster struct {
 	compact func() // nil: the broker's own cleaner does it
 }
 
-// eachCluster runs fn on kfake and, where WALRELAY_TEST_KAFKA names brokers, on
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// eachCluster runs fn on kfake and, where WALRELAY_TEST_KAFKA asks for real brokers, on
 // these too.
 func eachCluster(t *testing.T, fn func(t *testing.T, c cluster)) {
 	t.Run("kfake", func(t *testing.T) { fn(t, fake(t)) })
-	if b := os.Getenv("WALRELAY_TEST_KAFKA"); b != "" {
-		t.Run("kafka", func(t *testing.T) { fn(t, cluster{brokers: strings.Split(b, ",")}) })
+	if harness.KafkaIsReal() {
+		t.Run("kafka", func(t *testing.T) { fn(t, cluster{brokers: harness.Kafka(t).Brokers()}) })
 	}
 }
 

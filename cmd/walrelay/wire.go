@@ -32,13 +32,17 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 	if err != nil {
 		return relay.Options{}, err
 	}
+	tableTopic, err := router.TableTopics(c.Topics.Table, c.Topics.Prefix)
+	if err != nil {
+		return relay.Options{}, fmt.Errorf("topics.table: %w", err)
+	}
 	prefix := func(t string) string { return strings.ReplaceAll(t, "{prefix}", c.Topics.Prefix) }
 	ro := router.Options{
 		Name:            c.Name,
 		Tables:          c.Source.Tables.Match,
 		Messages:        c.Source.Messages.Match,
 		Keys:            c.Source.Keys,
-		TableTopic:      router.TableTopics(c.Topics.Table, c.Topics.Prefix),
+		TableTopic:      tableTopic,
 		MessageTopic:    prefix(c.Topics.Message),
 		Prefix:          c.Topics.Prefix,
 		Tombstones:      c.Format.Tombstones,
@@ -144,9 +148,11 @@ func kafkaOptions(k config.Kafka, log zerolog.Logger) (router.ClientOptions, err
 		}
 	}
 	if k.SASL.Mechanism != "" {
-		if o.SASL, err = saslMechanism(k.SASL); err != nil {
+		mechanism, err := saslMechanism(k.SASL)
+		if err != nil {
 			return o, err
 		}
+		o.SASL = []sasl.Mechanism{mechanism}
 	}
 	return o, nil
 }

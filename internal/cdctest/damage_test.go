@@ -82,8 +82,8 @@ func drop(ok func(item) bool) func(*rand.Rand, *Log, *Truth) bool {
 	}
 }
 
-func replaceOnce(r *Record, old, new string) bool {
-	v := bytes.Replace(r.Value, []byte(old), []byte(new), 1)
+func replaceOnce(r *Record, from, to string) bool {
+	v := bytes.Replace(r.Value, []byte(from), []byte(to), 1)
 	changed := !bytes.Equal(v, r.Value)
 	r.Value = v
 	return changed

@@ -46,11 +46,11 @@ func (d Done) String() string {
 	return fmt.Sprintf("%8.3fs %s: %s (%.3fs)", d.After.Seconds(), d.Name, d.What, d.Took.Seconds())
 }
 
-// Run disturbs until ctx is done, which is its normal end, or max faults were
+// Run disturbs until ctx is done, which is its normal end, or most faults were
 // brought about (0: no bound), or one returns an error. A fault in hand is not cut
 // off by ctx, so that it heals. What was done is returned in each case: the test
 // reports it with the seed, and checks that there was something.
-func (n *Nemesis) Run(ctx context.Context, max int) ([]Done, error) {
+func (n *Nemesis) Run(ctx context.Context, most int) ([]Done, error) {
 	if len(n.Faults) == 0 {
 		return nil, errors.New("run nemesis: it has no faults to choose from")
 	}
@@ -58,7 +58,7 @@ func (n *Nemesis) Run(ctx context.Context, max int) ([]Done, error) {
 	begun := time.Now()
 	n.log("nemesis seed %d: %s", n.Seed, n.names())
 	var done []Done
-	for max == 0 || len(done) < max {
+	for most == 0 || len(done) < most {
 		gap := n.MinGap
 		if d := n.MaxGap - n.MinGap; d > 0 {
 			gap += time.Duration(rng.Int64N(int64(d)))

@@ -4,28 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
-// mustBrokers gives a Kafka: the one that WALRELAY_TEST_BROKERS names, else kfake.
+// mustBrokers gives a Kafka of the kind that the tests are told to use.
 func mustBrokers(t *testing.T) kgo.Opt {
 	t.Helper()
-	if b := os.Getenv("WALRELAY_TEST_BROKERS"); b != "" {
-		return kgo.SeedBrokers(strings.Split(b, ",")...)
-	}
-	c, err := kfake.NewCluster(kfake.NumBrokers(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
-	return kgo.SeedBrokers(c.ListenAddrs()...)
+	return kgo.SeedBrokers(harness.Kafka(t).Brokers()...)
 }
 
 func mustProducer(t *testing.T, id string, opts ...kgo.Opt) *kgo.Client {

@@ -118,12 +118,12 @@ func (t *Table) canonicalRowKey(row Row) string {
 
 // shorten cuts a text for a message.
 func shorten(b []byte) string {
-	const max = 120
+	const most = 120
 	if b == nil {
 		return "null"
 	}
-	if len(b) <= max {
+	if len(b) <= most {
 		return string(b)
 	}
-	return fmt.Sprintf("%s... (%d bytes)", b[:max], len(b))
+	return fmt.Sprintf("%s... (%d bytes)", b[:most], len(b))
 }

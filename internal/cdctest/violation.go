@@ -15,13 +15,13 @@ type Violation struct {
 // String gives one line.
 func (v Violation) String() string { return v.Rule + ": " + v.Where + ": " + v.Detail }
 
-// Report gives the first max violations, one a line, and how many more there are.
+// Report gives the first violations, most of them at the most, one a line, and how many more there are.
 // A log that is wrong in one place is often wrong in thousands.
-func Report(vs []Violation, max int) string {
+func Report(vs []Violation, most int) string {
 	var b strings.Builder
 	for i, v := range vs {
-		if i == max {
-			fmt.Fprintf(&b, "... and %d more\n", len(vs)-max)
+		if i == most {
+			fmt.Fprintf(&b, "... and %d more\n", len(vs)-most)
 			break
 		}
 		b.WriteString(v.String())

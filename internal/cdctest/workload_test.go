@@ -1,5 +1,3 @@
-//go:build e2e
-
 package cdctest
 
 import (
@@ -10,46 +8,21 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
+
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
-// mustDatabase makes an empty database in the server that WALRELAY_TEST_DSN names and
-// gives its DSN.
+// mustDatabase gives the DSN of an empty database.
 func mustDatabase(t *testing.T) string {
 	t.Helper()
-	dsn := os.Getenv("WALRELAY_TEST_DSN")
-	if dsn == "" {
-		t.Fatal("set WALRELAY_TEST_DSN to a superuser's DSN of a PostgreSQL with wal_level=logical, as postgres://postgres:...@127.0.0.1:5432/postgres")
-	}
-	conn := mustConnect(t, dsn)
-	name := fmt.Sprintf("cdctest_%d", time.Now().UnixNano())
-	mustExec(t, conn, "CREATE DATABASE "+name)
-	t.Cleanup(func() {
-		ctx := context.Background()
-		conn, err := pgx.Connect(ctx, dsn)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close(ctx)
-		for _, sql := range []string{
-			"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '" + name + "'",
-			"DROP DATABASE " + name + " WITH (FORCE)"} {
-			if _, err := conn.Exec(ctx, sql); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	config, err := pgx.ParseConfig(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("postgres://%s:%s@%s:%d/%s", config.User, config.Password, config.Host, config.Port, name)
+	return harness.Postgres(t, harness.Setting("logical_decoding_work_mem", "64kB")).DSN()
 }
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 func mustConnect(t *testing.T, dsn string) *pgx.Conn {
 	t.Helper()

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -210,7 +211,8 @@ func TestSectionsWithAllLinesCommentedOutAreDefaults(t *testing.T) {
 
 func TestDefaultsAreValidOnceTheMandatoryValuesAreThere(t *testing.T) {
 	c := Default()
-	if err := c.Validate(); err == nil || len(err.(*Problems).List()) != 3 { //nolint:errorlint // the type is the promise
+	var problems *Problems
+	if err := c.Validate(); !errors.As(err, &problems) || len(problems.List()) != 3 {
 		t.Errorf("the defaults alone: %v", err)
 	}
 	c.Name, c.Source.DSN, c.Kafka.Brokers = "shop", NewDSN("host=db"), []string{"k:9092"}

@@ -148,6 +148,7 @@ func (d *demo) close() error {
 
 // start brings everything up, in the order that the package's comment gives.
 func (d *demo) start(ctx context.Context) (err error) {
+	d.Screen.Footer(" starting PostgreSQL, Kafka and the connector …")
 	if d.dir, err = makeWorkDir(); err != nil {
 		return err
 	}

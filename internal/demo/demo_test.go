@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/walrelay/walrelay/internal/demo/localpg"
+	"github.com/walrelay/walrelay/internal/pgserver"
 )
 
 // output is a buffer that may be written while it is read.
@@ -32,7 +32,7 @@ func (o *output) String() string {
 }
 
 func startLocal(ctx context.Context, dir string, _ func(string)) (Database, error) {
-	return localpg.Start(ctx, dir)
+	return pgserver.Start(ctx, pgserver.Options{Dir: dir})
 }
 
 // options gives those of a quick demo, in a temporary directory of its own, whose

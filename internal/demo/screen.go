@@ -38,12 +38,12 @@ type Screen struct {
 	footer string
 }
 
-// NewScreen gives a Screen on w. Width gives the terminal's columns, asked for
+// NewScreen gives a Screen on w. The function gives the terminal's columns, asked for
 // each line because windows are resized; nil means that w is no terminal, and
 // then there is no footer.
-func NewScreen(w io.Writer, width func() int, color bool) *Screen {
-	s := &Screen{w: w, width: width, color: color, live: width != nil}
-	if width == nil {
+func NewScreen(w io.Writer, columns func() int, color bool) *Screen {
+	s := &Screen{w: w, width: columns, color: color, live: columns != nil}
+	if columns == nil {
 		s.width = func() int { return defaultWidth }
 	}
 	return s

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walrelay/walrelay/internal/demo/localpg"
+	"github.com/walrelay/walrelay/internal/pgserver"
 )
 
 // mustDatabase starts a PostgreSQL for the length of a test.
@@ -22,7 +22,7 @@ func mustDatabase(t *testing.T) string {
 	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	db, err := localpg.Start(t.Context(), dir+"/postgres")
+	db, err := pgserver.Start(t.Context(), pgserver.Options{Dir: dir + "/postgres"})
 	if err != nil {
 		t.Fatal(err)
 	}

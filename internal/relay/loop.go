@@ -97,8 +97,25 @@ func (l *loop) run(ctx context.Context) error {
 	cancel(errLoopEnded)
 	close(l.work)
 	<-finished
+	if err == nil {
+		l.settle(context.WithoutCancel(ctx))
+	}
 	return err
 }
+
+// settle ends a run only when its last batch can be seen, so that whoever waited for
+// the exit finds everything. Other producers of the same topics may have transactions
+// open for longer, so it is bounded, and no failure.
+func (l *loop) settle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, settleBudget)
+	defer cancel()
+	if err := l.s.producer.Settle(ctx); err != nil {
+		l.s.log.Debug().Err(err).Msg("the last batch is committed and not visible everywhere yet")
+	}
+}
+
+// settleBudget is ten times what a broker takes for its markers when it is busy.
+const settleBudget = 2 * time.Second
 
 // abandonAfter is how long a delivery may go on after the stream has ended.
 const abandonAfter = 3 * time.Second
@@ -307,6 +324,10 @@ func (l *loop) route(ctx context.Context, c *replication.Change) error {
 			return err
 		}
 		if err := l.s.ensureTopics(ctx, missing.Topic); err != nil {
+			var name *router.TopicNameError
+			if errors.As(err, &name) && l.s.router.RejectTopic(c, missing.Topic, err) {
+				continue // it becomes a dead letter
+			}
 			return err
 		}
 	}

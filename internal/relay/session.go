@@ -122,7 +122,7 @@ func (s *session) inspect(ctx context.Context) (err error) {
 	}
 	f := &s.facts
 	f.Managed, f.SlotName, f.Publication, f.CheckpointTopic = !o.Existing, o.Slot, o.Publications.Publication, o.Checkpoint.Topic
-	if f.Database, err = replication.ReadDatabase(ctx, s.conn); err != nil {
+	if err := s.readDatabase(ctx); err != nil {
 		return err
 	}
 	if o.UntilCaughtUp && s.r.target == 0 {
@@ -145,6 +145,31 @@ func (s *session) inspect(ctx context.Context) (err error) {
 		return err
 	}
 	return replication.VerifyStart(*f)
+}
+
+// readDatabase reads what the server says of itself. Where the role may not read the
+// system identifier from SQL, a replication connection tells it.
+func (s *session) readDatabase(ctx context.Context) (err error) {
+	db := &s.facts.Database
+	if *db, err = replication.ReadDatabase(ctx, s.conn); err != nil || db.SystemID != "" {
+		return err
+	}
+	side, err := s.openStream(ctx)
+	if err != nil {
+		return err
+	}
+	defer side.Abort()
+	system, err := side.Identify(ctx)
+	db.SystemID = system.SystemID
+	return err
+}
+
+func (s *session) openStream(ctx context.Context) (*replication.Stream, error) {
+	cfg, err := replication.ReplicationConfig(s.r.o.DSN, s.r.o.AppName, s.r.o.ConnOptions...)
+	if err != nil {
+		return nil, err
+	}
+	return replication.Open(ctx, cfg)
 }
 
 // reachKafka makes sure that brokers answer, so that a wrong address is an error of the
@@ -305,10 +330,6 @@ func (s *session) takeSlot(ctx context.Context) error {
 	}
 	s.keys = keys
 	s.near = s.facts.Database.TransactionEnd
-	cfg, err := replication.ReplicationConfig(s.r.o.DSN, s.r.o.AppName, s.r.o.ConnOptions...)
-	if err != nil {
-		return err
-	}
 	if s.r.o.Takeover && !s.r.tookOver {
 		s.r.tookOver = true
 		pid, err := replication.TerminateHolder(ctx, s.conn, s.r.o.Slot)
@@ -319,7 +340,7 @@ func (s *session) takeSlot(ctx context.Context) error {
 	}
 	wait := newBackoff(200*time.Millisecond, 2*time.Second)
 	for said := false; ; {
-		if s.stream, err = replication.Open(ctx, cfg); err != nil {
+		if s.stream, err = s.openStream(ctx); err != nil {
 			return err
 		}
 		err = s.stream.Start(ctx, replication.StreamOptions{
@@ -399,7 +420,7 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 			s.log.Warn().Str("topic", f.CheckpointTopic).Str("found", reason).Msg("no checkpoint in a checkpoint topic that was written to")
 		}
 	}
-	if f.Database, err = replication.ReadDatabase(ctx, s.conn); err != nil {
+	if err := s.readDatabase(ctx); err != nil {
 		return none, err
 	}
 	if err := s.readSlot(ctx); err != nil {
@@ -454,12 +475,8 @@ func (s *session) readTimeline(ctx context.Context) error {
 	if cp.IsZero() || db.Timeline == cp.Source.Timeline || db.Timeline <= 1 {
 		return nil
 	}
-	cfg, err := replication.ReplicationConfig(s.r.o.DSN, s.r.o.AppName, s.r.o.ConnOptions...)
-	if err != nil {
-		return err
-	}
 	// The streaming connection takes no commands any more.
-	side, err := replication.Open(ctx, cfg)
+	side, err := s.openStream(ctx)
 	if err != nil {
 		return err
 	}
@@ -498,8 +515,17 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 
 // ensureTopics looks topics up, and creates the missing ones where that is allowed.
 func (s *session) ensureTopics(ctx context.Context, names ...string) error {
-	slices.Sort(names)
-	return s.catalog.Ensure(ctx, slices.Compact(names), s.r.o.Topics)
+	err := s.catalog.Ensure(ctx, names, s.r.o.Topics)
+	var name *router.TopicNameError
+	if errors.As(err, &name) {
+		return &checkpoint.Refusal{
+			What:   "a topic cannot be had",
+			Risk:   "its records could not be delivered",
+			Remedy: "change topics.table or topics.prefix, or exclude the table under source.tables",
+			Err:    err,
+		}
+	}
+	return err
 }
 
 // relay streams.

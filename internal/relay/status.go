@@ -229,7 +229,7 @@ func (r *Relay) setPosition(p checkpoint.Position) {
 }
 
 // sample takes over what the monitor measured.
-func (r *Relay) sample(lagBytes int64, lagSeconds float64, retained int64, isrShort int) {
+func (r *Relay) sample(lagBytes int64, lagSeconds float64, retained, isrShort int64) {
 	r.metrics.lagBytes.Set(float64(lagBytes))
 	r.metrics.lagSeconds.Set(lagSeconds)
 	r.metrics.retainedWAL.Set(float64(retained))

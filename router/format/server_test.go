@@ -8,17 +8,17 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
 // mustDSN gives a PostgreSQL server, as superuser, on which databases may be made.
 func mustDSN(t *testing.T) string {
 	t.Helper()
-	dsn := os.Getenv("WALRELAY_TEST_DSN")
-	if dsn == "" {
-		t.Fatal("no PostgreSQL server: set WALRELAY_TEST_DSN to a superuser's DSN")
-	}
-	return dsn
+	return harness.Postgres(t).Server.DSN()
 }
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // server is a database of its own, made for one test.
 type server struct {

@@ -1,5 +1,3 @@
-//go:build e2e
-
 package e2e
 
 import (
@@ -7,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,44 +16,24 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+
 	"github.com/walrelay/walrelay/internal/cdctest"
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
-// newStand gives the stand of a test.
-func newStand(t *testing.T) stand { return newEnvStand(t) }
-
-// envStand uses servers that run already and a binary that is built already:
-// WALRELAY_TEST_DSN (a superuser's, wal_level=logical), WALRELAY_TEST_BROKERS and
-// WALRELAY_TEST_BINARY.
-type envStand struct {
-	dsn, brokers, binary, config, slot string
-	admin                              string // the DSN of the server's own database
-	mu                                 sync.Mutex
-	holder                             map[process]int32 // the slot's walsender when the process was started
-}
-
-func newEnvStand(t *testing.T) *envStand {
+// newStand gives the stand of a test: a database and a Kafka of its own, and the binary,
+// which reaches both through proxies, so that connections can be cut.
+func newStand(t *testing.T) stand {
 	t.Helper()
-	need := func(name string) string {
-		v := os.Getenv(name)
-		if v == "" {
-			t.Fatalf("set %s, %s and %s to a PostgreSQL, a Kafka and the binary to test", "WALRELAY_TEST_DSN", "WALRELAY_TEST_BROKERS", "WALRELAY_TEST_BINARY")
-		}
-		return v
+	pg := harness.Postgres(t, harness.Setting("logical_decoding_work_mem", "64kB"))
+	kafka := harness.Kafka(t, harness.WithProxy())
+	proxy := harness.StartProxy(t, pg.Server.Addr())
+	name := kafka.Unique()
+	s := &processStand{
+		dsn: pg.DSN(), brokers: kafka.Brokers(), binary: harness.Binary(t), slot: "walrelay_" + name,
+		toDatabase: proxy, toKafka: kafka.Proxies, holder: map[process]int32{},
 	}
-	s := &envStand{admin: need("WALRELAY_TEST_DSN"), brokers: need("WALRELAY_TEST_BROKERS"), binary: need("WALRELAY_TEST_BINARY"), holder: map[process]int32{}}
-	name := fmt.Sprintf("e2e_%d", time.Now().UnixNano())
-	s.slot = "walrelay_" + name
-	dsn, err := url.Parse(s.admin)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.mustExec(t, "CREATE DATABASE "+name)
-	dsn.Path = "/" + name
-	s.dsn = dsn.String()
-	s.mustClearTopics(t)
 	s.config = filepath.Join(t.TempDir(), "walrelay.yaml")
 	yaml := fmt.Sprintf(`name: %s
 source:
@@ -65,91 +43,47 @@ source:
 outbox:
   - table: public.outbox
 topics: {prefix: shop, partitions: 6, replication-factor: 1}
-kafka: {brokers: [%s]}
-`, name, s.dsn, s.brokers)
+kafka: {brokers: ["%s"]}
+admin: {listen: ""}
+`, name, pg.ProxyDSN(proxy.Addr()), strings.Join(s.brokers, `", "`))
 	if err := os.WriteFile(s.config, []byte(yaml), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.clean(t, name) })
 	return s
 }
 
-// clean runs behind the processes' own clean-ups.
-func (s *envStand) clean(t *testing.T, name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	conn, err := pgx.Connect(ctx, s.admin)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	defer conn.Close(ctx)
-	for {
-		var active bool
-		err := conn.QueryRow(ctx, "SELECT coalesce(bool_or(active), false) FROM pg_replication_slots WHERE database = $1", name).Scan(&active)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		if !active {
-			break
-		}
-	}
-	if _, err := conn.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = $1", name); err != nil {
-		t.Error(err)
-	}
-	if _, err := conn.Exec(ctx, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
-		t.Error(err)
+// processStand is the one kind of stand: real servers, and the binary as a process.
+type processStand struct {
+	dsn, binary, config, slot string
+	brokers                   []string
+	toDatabase                *harness.Proxy
+	toKafka                   []*harness.Proxy
+	mu                        sync.Mutex
+	holder                    map[process]int32 // the slot's walsender when the process was started
+}
+
+func (s *processStand) DSN() string { return s.dsn }
+
+func (s *processStand) Kafka() []kgo.Opt { return []kgo.Opt{kgo.SeedBrokers(s.brokers...)} }
+
+// Faults cut the connections of the process. A cut that hits nothing is an error: the
+// process has connections to both all the time.
+func (s *processStand) Faults() []cdctest.Fault {
+	return []cdctest.Fault{
+		{Name: "cut-database", Weight: 2, Do: func(context.Context, *rand.Rand) (string, error) {
+			return fmt.Sprintf("cut %d connections to PostgreSQL", s.toDatabase.Cut()), nil
+		}},
+		{Name: "cut-kafka", Weight: 2, Do: func(context.Context, *rand.Rand) (string, error) {
+			n := 0
+			for _, p := range s.toKafka {
+				n += p.Cut()
+			}
+			return fmt.Sprintf("cut %d connections to Kafka", n), nil
+		}},
 	}
 }
 
-func (s *envStand) mustExec(t *testing.T, sql string) {
-	t.Helper()
-	conn, err := pgx.Connect(t.Context(), s.admin)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
-	if _, err := conn.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// mustClearTopics removes the topics of earlier tests.
-func (s *envStand) mustClearTopics(t *testing.T) {
-	t.Helper()
-	client, err := kgo.NewClient(s.Kafka()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	admin := kadm.NewClient(client)
-	defer admin.Close()
-	found, err := admin.ListTopics(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var old []string
-	for _, name := range found.Names() {
-		if strings.HasPrefix(name, "shop.") || strings.HasPrefix(name, "outbox.event.") {
-			old = append(old, name)
-		}
-	}
-	if len(old) > 0 {
-		if _, err := admin.DeleteTopics(t.Context(), old...); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func (s *envStand) DSN() string { return s.dsn }
-
-func (s *envStand) Kafka() []kgo.Opt {
-	return []kgo.Opt{kgo.SeedBrokers(strings.Split(s.brokers, ",")...)}
-}
-
-func (s *envStand) Faults() []cdctest.Fault { return nil }
-
-func (s *envStand) Start(t *testing.T, env []string, args ...string) process {
+func (s *processStand) Start(t *testing.T, env []string, args ...string) process {
 	t.Helper()
 	before, err := s.slotHolder(context.WithoutCancel(t.Context()))
 	if err != nil {
@@ -175,8 +109,8 @@ func (s *envStand) Start(t *testing.T, env []string, args ...string) process {
 }
 
 // slotHolder gives the process id of the slot's walsender, 0 where there is none.
-func (s *envStand) slotHolder(ctx context.Context) (int32, error) {
-	conn, err := pgx.Connect(ctx, s.admin)
+func (s *processStand) slotHolder(ctx context.Context) (int32, error) {
+	conn, err := pgx.Connect(ctx, s.dsn)
 	if err != nil {
 		return 0, err
 	}
@@ -190,7 +124,7 @@ func (s *envStand) slotHolder(ctx context.Context) (int32, error) {
 }
 
 // Streaming waits for another walsender than the one that was there when p started.
-func (s *envStand) Streaming(ctx context.Context, p process) error {
+func (s *processStand) Streaming(ctx context.Context, p process) error {
 	s.mu.Lock()
 	before := s.holder[p]
 	s.mu.Unlock()
@@ -214,7 +148,7 @@ func (s *envStand) Streaming(ctx context.Context, p process) error {
 	}
 }
 
-// envProcess is a process of envStand; as a writer it keeps the end of its stderr.
+// envProcess is a process of processStand; as a writer it keeps the end of its stderr.
 type envProcess struct {
 	cmd   *exec.Cmd
 	ended chan struct{}
