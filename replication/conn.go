@@ -66,6 +66,9 @@ func WithNotice(f func(*pgconn.Notice)) ConnOption {
 	return func(c *pgconn.Config) { c.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { f(n) } }
 }
 
+// Conn is an ordinary connection, for those who only hold one and pass it on.
+type Conn = pgx.Conn
+
 // Connector opens an ordinary connection, as Connect does.
 type Connector func(ctx context.Context, opts ...ConnOption) (*pgx.Conn, error)
 
