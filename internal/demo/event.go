@@ -141,6 +141,16 @@ func ParseRecord(r *kgo.Record, arrived time.Time) (Event, error) {
 	return e, nil
 }
 
+// column gives the value of the column name in fields as text, without quotes.
+func column(fields []Field, name string) (string, bool) {
+	for _, f := range fields {
+		if f.Name == name {
+			return plain(f.Value), true
+		}
+	}
+	return "", false
+}
+
 // plain gives a JSON value as a person would write it: a string without its
 // quotes, everything else as it stands.
 func plain(v json.RawMessage) string {
