@@ -42,6 +42,10 @@ func IsRefusal(err error) bool {
 	return errors.As(err, &r)
 }
 
+// ErrBroken says that a property of positions would be broken: a bug, at which the
+// process ends before anything is committed.
+var ErrBroken = errors.New("this is a bug; nothing was committed")
+
 // VersionError says that a record was written in a form that this release does
 // not read. Guessing at it could lose the position, so it is never read partly.
 type VersionError struct {

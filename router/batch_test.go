@@ -258,16 +258,15 @@ func TestOldestIsACommitOfTheBatch(t *testing.T) {
 
 func TestResetGivesAHugeArenaBack(t *testing.T) {
 	b := NewBatch(Limits{Bytes: 1 << 10, Records: 10})
-	usual := cap(b.arena)
 	b.put(make([]byte, 4<<20))
 	b.Reset()
-	if cap(b.arena) != usual {
-		t.Errorf("the arena has %d bytes, %d are usual", cap(b.arena), usual)
+	if usual := cap(NewBatch(b.limits).arena); cap(b.arena) != usual {
+		t.Errorf("the arena has %d bytes, want %d", cap(b.arena), usual)
 	}
-	b.put(make([]byte, 2*usual))
-	larger := cap(b.arena)
+	b.put(make([]byte, 1<<10))
+	kept := &b.arena[:1][0]
 	b.Reset()
-	if cap(b.arena) != larger {
-		t.Error("an arena that is hardly larger than the limits is not kept")
+	if &b.arena[:1][0] != kept {
+		t.Error("an arena of usual size is not kept")
 	}
 }

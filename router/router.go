@@ -384,8 +384,12 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 	if topic == nil {
 		return &MissingTopicError{Topic: r.o.DeadLetterTopic}
 	}
+	counted := sourceTopic
 	if r.event.Topic != "" && c.Relation != nil && r.last.outbox != nil {
 		sourceTopic = r.event.Topic // where the event would have gone, valid or not
+		if fault.Reason != ReasonRoute {
+			counted = sourceTopic // a topic that exists
+		}
 	}
 	rec := record{topic: topic, key: r.deadLetterKey(c, b, int(topic.MaxMessageBytes)/4), dead: true}
 	if rec.key.n < 0 && topic.Compacted {
@@ -418,11 +422,9 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 	if err := r.add(b, rec, topic.Name); err != nil {
 		return fmt.Errorf("write a dead letter for %s: %w", table, err)
 	}
-	if c.Relation != nil && ValidTopicName(sourceTopic) != nil {
-		// A row's text is no label of a metric: it may be anything, and not even UTF-8.
-		sourceTopic = r.last.topicName
-	}
-	b.tally(sourceTopic, outcomeDeadLettered)
+	// A name that cannot be a topic's is made of the row, and each would be a series of
+	// its own: such an event counts for its table.
+	b.tally(counted, outcomeDeadLettered)
 	return nil
 }
 

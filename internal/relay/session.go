@@ -8,9 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
-	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
@@ -25,8 +23,8 @@ type session struct {
 	r   *Relay
 	log zerolog.Logger
 
-	conn     *pgx.Conn   // for the catalog
-	admin    *kgo.Client // for topics and the checkpoint topic
+	conn     *replication.Conn // for the catalog
+	admin    *router.Client    // for topics and the checkpoint topic
 	store    *ckafka.Store
 	catalog  *router.Catalog
 	stream   *replication.Stream
@@ -118,7 +116,7 @@ func (s *session) inspect(ctx context.Context) (err error) {
 	s.store = ckafka.NewStore(s.admin, o.Checkpoint)
 	s.catalog = router.NewCatalog(s.admin)
 	if err := s.store.EnsureTopic(ctx); err != nil {
-		return err
+		return onKafka(err)
 	}
 	f := &s.facts
 	f.Managed, f.SlotName, f.Publication, f.CheckpointTopic = !o.Existing, o.Slot, o.Publications.Publication, o.Checkpoint.Topic
@@ -134,7 +132,7 @@ func (s *session) inspect(ctx context.Context) (err error) {
 		return err
 	}
 	if f.Checkpoint, _, err = s.store.Peek(ctx); err != nil {
-		return err
+		return onKafka(err)
 	}
 	if f.PublicationFound && f.SlotFound && f.Checkpoint.IsZero() {
 		if f.Order, err = replication.ReadOrder(ctx, s.r.connect, f.Publication, f.SlotName); err != nil {
@@ -178,7 +176,7 @@ func (s *session) reachKafka(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
 	if err := s.admin.Ping(ctx); err != nil {
-		return fmt.Errorf("connect to Kafka at %s: %w", strings.Join(s.r.o.Kafka.Brokers, ","), err)
+		return onKafka(fmt.Errorf("connect to Kafka at %s: %w; check kafka.brokers, kafka.tls and kafka.sasl, and that the brokers run", strings.Join(s.r.o.Kafka.Brokers, ","), err))
 	}
 	s.r.kafkaReached()
 	return nil
@@ -215,15 +213,11 @@ func (s *session) planTables(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, w := range cover.Warnings() {
-			s.log.Warn().Msg(w)
-		}
+		s.r.setWarnings(s.log, cover.Warnings())
 		return cover.Refusal()
 	}
 	s.plan, err = replication.NewPlan(tables, s.r.o.Publications)
-	for _, w := range s.plan.Warnings {
-		s.log.Warn().Msg(w)
-	}
+	s.r.setWarnings(s.log, s.plan.Warnings)
 	return err
 }
 
@@ -400,7 +394,7 @@ func (s *session) fence(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return s.producer.Fence(ctx)
+	return onKafka(s.producer.Fence(ctx))
 }
 
 // resume reads the checkpoint, up to the end of its log, and refuses where it does not
@@ -411,13 +405,13 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 	f := &s.facts
 	cp, found, err := s.store.Load(ctx)
 	if err != nil {
-		return none, err
+		return none, onKafka(err)
 	}
 	f.Checkpoint = cp
 	if !found {
 		virgin, reason, err := s.store.Virgin(ctx)
 		if err != nil {
-			return none, err
+			return none, onKafka(err)
 		}
 		f.CheckpointTopicUsed = !virgin
 		if !virgin {
@@ -458,7 +452,7 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 		first := router.NewBatch(s.r.o.Limits)
 		first.Advance(cp.Position, false)
 		if err := s.producer.Deliver(ctx, first, &cp); err != nil {
-			return none, fmt.Errorf("write the first checkpoint: %w", err)
+			return none, onKafka(fmt.Errorf("write the first checkpoint: %w", err))
 		}
 	}
 	return cp, nil
@@ -529,7 +523,7 @@ func (s *session) ensureTopics(ctx context.Context, names ...string) error {
 			Err:    err,
 		}
 	}
-	return err
+	return onKafka(err)
 }
 
 // relay streams.
