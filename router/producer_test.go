@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -248,6 +249,14 @@ func TestCheckpointWithoutRecords(t *testing.T) {
 	}
 	if _, cp := s.start(); cp.Position.LSN != s.pos.LSN {
 		t.Errorf("the checkpoint is %+v, want position %s", cp, s.pos)
+	}
+	written := map[string]int{}
+	for _, r := range s.kafka.WaitCommitted(t, s.checkpointTopic(), 4) {
+		written[string(r.Key)]++
+	}
+	// The state record is large where topics are many: once a start is enough.
+	if want := map[string]int{checkpoint.KeyState: 1, checkpoint.KeyPosition: 3}; !maps.Equal(written, want) {
+		t.Errorf("records in the checkpoint topic: %v, want %v", written, want)
 	}
 	if n := testutil.ToFloat64(s.metrics.Records.WithLabelValues("x", "excluded")); n != 3 {
 		t.Errorf("%v changes are counted as excluded", n)
