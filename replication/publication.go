@@ -97,6 +97,10 @@ func NewPlan(tables []Table, o PlanOptions) (Plan, error) {
 	if len(refused) > 0 {
 		problems = append(problems, refuseKeyless(refused))
 	}
+	if len(p.Keyless) > 0 {
+		p.Warnings = append(p.Warnings, "updates and deletes of tables without a usable replica identity are not captured, only their inserts (source.keyless: inserts): "+
+			names(p.Keyless, shownNames))
+	}
 	return p, errors.Join(problems...)
 }
 

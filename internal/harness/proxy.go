@@ -80,6 +80,13 @@ func (p *Proxy) SetTarget(target string) {
 	p.target = target
 }
 
+// Target is where new connections go: a test that puts something of its own in between reads it and sets its own.
+func (p *Proxy) Target() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.target
+}
+
 // Cut resets every connection, on both sides, and returns how many there were. New ones are accepted.
 func (p *Proxy) Cut() int {
 	p.mu.Lock()

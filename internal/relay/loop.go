@@ -89,7 +89,8 @@ func (l *loop) run(ctx context.Context) error {
 		l.deliver(deliverCtx)
 	}()
 	err := l.stream(ctx)
-	if err != nil && l.inFlight != nil {
+	defer l.s.r.delivering(time.Time{})
+	if err != nil && l.inFlight != nil && !l.stopping { // stopping has had its budget
 		// Whatever comes of it, the next session reads it from the checkpoint.
 		l.awaitDelivery(abandonAfter)
 	}
@@ -352,6 +353,7 @@ func (l *loop) maybeDeliver(drained bool) {
 	l.filledAt = time.Now()
 	l.limit()
 	cp := checkpoint.Checkpoint{Position: b.Position(), Source: l.s.source, Publications: l.publish}
+	l.s.r.delivering(l.filledAt)
 	l.work <- delivery{batch: b, cp: cp}
 }
 
@@ -392,6 +394,7 @@ func (l *loop) nextWake() time.Duration {
 
 // ended takes the outcome of the delivery under way.
 func (l *loop) ended(err error) error {
+	l.s.r.delivering(time.Time{})
 	if err != nil {
 		l.inFlight = nil
 		return err

@@ -23,9 +23,11 @@ type monitor struct {
 	pending []checkpoint.Publication // without a horizon yet
 	bound   checkpoint.XID           // of OpenHorizon; 0 until opened
 
-	conn  *pgx.Conn
-	said  string // the problem said last
-	walls []wall
+	conn *pgx.Conn
+	said string // the problem said last
+	// stalled is how long Kafka had kept a batch waiting when that was last looked at.
+	stalled time.Duration
+	walls   []wall
 }
 
 // wall is where the WAL ended at a moment: lag in seconds is the age of the oldest of
@@ -58,6 +60,7 @@ func (m *monitor) run(ctx context.Context) {
 	defer m.disconnect()
 	last := time.Time{}
 	for {
+		m.delivery()
 		err := m.look(ctx, time.Since(last) >= catalogInterval)
 		if time.Since(last) >= catalogInterval {
 			last = time.Now()
@@ -77,6 +80,19 @@ func (m *monitor) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// delivery says once that Kafka does not take a batch, and once that it does again. The
+// client waits within a delivery for as long as it takes, so that nothing else says it.
+func (m *monitor) delivery() {
+	took := m.s.r.stalled()
+	switch {
+	case took > 0 && m.stalled == 0:
+		m.log.Warn().Dur("took", took).Msg("waiting for Kafka to take a batch")
+	case took == 0 && m.stalled > 0:
+		m.log.Info().Dur("took", m.stalled).Msg("Kafka takes batches again")
+	}
+	m.stalled = took
 }
 
 // report says a problem once, and once that it is over.

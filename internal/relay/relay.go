@@ -84,6 +84,8 @@ type Relay struct {
 	mu        sync.Mutex
 	status    Status
 	committed checkpoint.LSN
+	// deliverySince is when the batch on its way to Kafka left; zero while none is.
+	deliverySince time.Time
 }
 
 // New makes a Relay; Run runs it.

@@ -178,7 +178,7 @@ func (s *session) reachKafka(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
 	if err := s.admin.Ping(ctx); err != nil {
-		return fmt.Errorf("connect to Kafka at %s: %w", strings.Join(s.r.o.Kafka.Brokers, ","), err)
+		return fmt.Errorf("connect to Kafka at %s: %w; check kafka.brokers, kafka.tls and kafka.sasl, and that the brokers run", strings.Join(s.r.o.Kafka.Brokers, ","), err)
 	}
 	s.r.kafkaReached()
 	return nil
@@ -215,15 +215,11 @@ func (s *session) planTables(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, w := range cover.Warnings() {
-			s.log.Warn().Msg(w)
-		}
+		s.r.setWarnings(s.log, cover.Warnings())
 		return cover.Refusal()
 	}
 	s.plan, err = replication.NewPlan(tables, s.r.o.Publications)
-	for _, w := range s.plan.Warnings {
-		s.log.Warn().Msg(w)
-	}
+	s.r.setWarnings(s.log, s.plan.Warnings)
 	return err
 }
 

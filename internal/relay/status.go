@@ -2,9 +2,12 @@ package relay
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/router"
@@ -45,7 +48,15 @@ type Status struct {
 	// WaitingFor are transactions that the creation of the slot waits for.
 	WaitingFor []string `json:"waiting_for,omitempty"`
 	Problems   []string `json:"problems,omitempty"`
+	// Warnings are what the configuration leaves out on purpose, such as the updates of
+	// tables without identity. They do not make the connector unready.
+	Warnings []string `json:"warnings,omitempty"`
 }
+
+// stallAfter is how long Kafka may take for one batch before the connector counts as
+// not doing its job. A commit takes milliseconds; a broker that is restarted, or a new
+// leader, a second or two.
+const stallAfter = 5 * time.Second
 
 // Status gives a copy of the state; safe from any goroutine.
 func (r *Relay) Status() Status {
@@ -55,6 +66,10 @@ func (r *Relay) Status() Status {
 	s.Slot = r.o.Slot
 	s.WaitingFor = append([]string(nil), s.WaitingFor...)
 	s.Problems = append([]string(nil), s.Problems...)
+	s.Warnings = append([]string(nil), s.Warnings...)
+	if took := r.stalledLocked(); took > 0 {
+		s.Problems = append(s.Problems, fmt.Sprintf("Kafka has not taken a batch for %s: waiting for it, nothing is lost and nothing is confirmed meanwhile", took.Round(time.Second)))
+	}
 	return s
 }
 
@@ -157,6 +172,43 @@ func (r *Relay) delivered(b *router.Batch, p checkpoint.Position) {
 	defer r.mu.Unlock()
 	r.status.Transactions += uint64(b.Transactions())
 	r.status.Records += uint64(b.Records())
+}
+
+// delivering notes that a batch is on its way since a moment; zero: none is.
+func (r *Relay) delivering(since time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.deliverySince = since
+}
+
+// stalled is how long the batch on its way has been, if that is too long, else 0.
+func (r *Relay) stalled() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stalledLocked()
+}
+
+func (r *Relay) stalledLocked() time.Duration {
+	if r.deliverySince.IsZero() {
+		return 0
+	}
+	if took := time.Since(r.deliverySince); took >= stallAfter {
+		return took
+	}
+	return 0
+}
+
+// setWarnings says what is left out, once and not at every start over.
+func (r *Relay) setWarnings(log zerolog.Logger, list []string) {
+	r.mu.Lock()
+	before := r.status.Warnings
+	r.status.Warnings = list
+	r.mu.Unlock()
+	for _, w := range list {
+		if !slices.Contains(before, w) {
+			log.Warn().Msg(w)
+		}
+	}
 }
 
 // position is the newest committed one.
