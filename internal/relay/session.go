@@ -397,6 +397,22 @@ func (s *session) fence(ctx context.Context) (err error) {
 	return onKafka(s.producer.Fence(ctx))
 }
 
+// explainFence tells a takeover from a transaction that the broker ended because it
+// stood open for longer than transaction-timeout (Kafka stood still): the answer is the
+// same, but whoever holds the slot cannot have been taken over.
+func (s *session) explainFence(err error) error {
+	if !errors.Is(err, router.ErrFenced) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
+	defer cancel()
+	slot, found, serr := replication.ReadSlot(ctx, s.conn, s.r.o.Slot)
+	if serr != nil || !found || uint32(slot.ActivePID) != s.stream.PID() {
+		return err
+	}
+	return fmt.Errorf("Kafka ended the transaction, which stood open for longer than kafka.transaction-timeout: %v", err) //nolint:errorlint // no takeover, so ErrFenced must not be found
+}
+
 // resume reads the checkpoint, up to the end of its log, and refuses where it does not
 // fit what the server says (DESIGN, invariant 7).
 func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
