@@ -206,3 +206,26 @@ func DecodingFailed(err error) bool {
 	}
 	return true
 }
+
+// DecodingError is what DecodingFailed tells, with the place. It quotes nothing of the
+// row.
+type DecodingError struct {
+	Slot      string
+	Confirmed checkpoint.LSN // where the stream would go on from
+	Err       error
+}
+
+// Error says where, what is at risk and what can be done.
+func (e *DecodingError) Error() string {
+	where := ""
+	var pgErr *pgconn.PgError
+	if errors.As(e.Err, &pgErr) {
+		where = " (" + pgErr.Where + ")"
+	}
+	return fmt.Sprintf("PostgreSQL cannot decode a change of slot %s behind %s: %v%s; at risk: nothing committed after it is delivered, and the WAL from there is kept; "+
+		"to resolve: mend the cause if the server's log names one, or skip the change on purpose: stop walrelay and advance slot and checkpoint past the LSN above, which loses everything in between",
+		e.Slot, e.Confirmed, e.Err, where)
+}
+
+// Unwrap gives the server's error.
+func (e *DecodingError) Unwrap() error { return e.Err }

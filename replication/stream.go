@@ -472,7 +472,8 @@ func (s *Stream) Close(ctx context.Context) error {
 	s.stop(ErrStreamClosed) // the receiver drains from here on
 	err := s.wire.SetDeadline(deadline)
 	s.mu.Unlock()
-	defer context.AfterFunc(ctx, func() { _ = s.wire.SetDeadline(time.Now()) })()
+	release := context.AfterFunc(ctx, func() { _ = s.wire.SetDeadline(time.Now()) })
+	defer release()
 	// An update behind the terminate message would find a closed socket there, whose
 	// reset could overtake what we wait for.
 	<-s.reported

@@ -12,12 +12,6 @@ import (
 	"github.com/walrelay/walrelay/checkpoint"
 )
 
-// fakeChange is a change as a batch sees it: some records, or a count.
-type fakeChange struct {
-	records []string // key, value and header of each, as text
-	topic   string   // for a count
-}
-
 // stretch is what a batch delivers: its prefix as text, and its counts.
 type stretch struct {
 	records      []string
@@ -245,13 +239,13 @@ func TestOldestIsACommitOfTheBatch(t *testing.T) {
 	b.Advance(checkpoint.Position{LSN: 2, CommitTime: hour.Add(time.Hour)}, true)
 	add()
 	b.Advance(checkpoint.Position{LSN: 3, CommitTime: hour.Add(2 * time.Hour)}, true)
-	if want := hour.Add(time.Hour); b.oldest != want {
+	if want := hour.Add(time.Hour); !b.oldest.Equal(want) {
 		t.Errorf("oldest is %v, want %v", b.oldest, want)
 	}
 	b.Reset()
 	add()
 	b.Advance(checkpoint.Position{LSN: 3, CommitTime: hour, Cut: checkpoint.Cut{CommitLSN: 9, Changes: 1}}, false)
-	if b.oldest != hour {
+	if !b.oldest.Equal(hour) {
 		t.Errorf("oldest of a cut transaction is %v", b.oldest)
 	}
 }

@@ -40,7 +40,6 @@ type shop struct {
 	timeout time.Duration // of transactions
 
 	pos checkpoint.Position
-	txn *replication.Transaction
 }
 
 // newShop makes the topics' catalog and a router on kafka; outbox rows of the table

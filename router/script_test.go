@@ -219,14 +219,14 @@ func (s *routeScript) column(w []word) error {
 		return fmt.Errorf("no type %s", w[1].text)
 	}
 	c := replication.Column{Name: w[0].text, TypeOID: oid, TypeMod: -1}
-	for _, flag := range w[2:] {
-		switch flag.text {
+	for _, mark := range w[2:] {
+		switch mark.text {
 		case "key":
 			c.Identity = true
 		case "pk":
 			s.last.PrimaryKey = append(s.last.PrimaryKey, len(s.last.Columns))
 		default:
-			return fmt.Errorf("no flag %s", flag.text)
+			return fmt.Errorf("no flag %s", mark.text)
 		}
 	}
 	s.last.Columns = append(s.last.Columns, c)

@@ -111,9 +111,8 @@ func (f fake) run(ctx context.Context, dsn string, brokers []string, _ string) e
 		// The slot is the lease: a killed predecessor's backend holds it until it has
 		// noticed, in the peek or the advance, neither of which has then begun.
 		var held *pgconn.PgError
-		if err := poll(work, conn, client, &dec); errors.As(err, &held) && held.Code == "55006" {
-			// the next tick asks again
-		} else if err != nil {
+		err := poll(work, conn, client, &dec)
+		if err != nil && !(errors.As(err, &held) && held.Code == "55006") { // else the next tick asks again
 			return err
 		}
 		select {

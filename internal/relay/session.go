@@ -410,7 +410,7 @@ func (s *session) explainFence(err error) error {
 	if serr != nil || !found || uint32(slot.ActivePID) != s.stream.PID() {
 		return err
 	}
-	return fmt.Errorf("Kafka ended the transaction, which stood open for longer than kafka.transaction-timeout: %v", err) //nolint:errorlint // no takeover, so ErrFenced must not be found
+	return fmt.Errorf("transaction ended by Kafka: it stood open for longer than kafka.transaction-timeout: %v", err) //nolint:errorlint // no takeover, so ErrFenced must not be found
 }
 
 // resume reads the checkpoint, up to the end of its log, and refuses where it does not
@@ -561,6 +561,9 @@ func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 	err := l.run(ctx)
 	cancel()
 	<-finished
+	if replication.DecodingFailed(err) && !replication.PublicationTooYoung(err) {
+		return &replication.DecodingError{Slot: s.r.o.Slot, Confirmed: s.stream.Confirmed(), Err: err}
+	}
 	if replication.PublicationTooYoung(err) {
 		return replication.RefuseYoungPublication(strings.Join(s.named, ","), s.r.o.Slot, s.facts.Slot.ConfirmedFlush, err)
 	}
