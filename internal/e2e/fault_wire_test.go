@@ -105,6 +105,7 @@ func (w *faultWire) open(forward, clearRules bool) {
 		clear(w.rules)
 	}
 	w.gate++
+	w.held = 0 // here and not where they wake: whoever looks next must not see them
 	w.forward = forward
 	w.changed.Broadcast()
 }
@@ -205,7 +206,6 @@ func (w *faultWire) judge(key int16) faultAct {
 	for gate := w.gate; w.gate == gate && !w.closed; {
 		w.changed.Wait()
 	}
-	w.held--
 	if w.forward && !w.closed {
 		return faultPass
 	}
