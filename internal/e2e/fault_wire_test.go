@@ -33,7 +33,6 @@ type faultWire struct {
 	rules   map[int16]func(n int) faultAct
 	taken   map[int16]int // requests that the rule of a key has judged
 	seen    map[int16]int
-	order   []int16
 	held    int
 	gate    int // counts releases; a held request waits for the next
 	forward bool
@@ -192,7 +191,6 @@ func (w *faultWire) judge(key int16) faultAct {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seen[key]++
-	w.order = append(w.order, key)
 	rule := w.rules[key]
 	if rule == nil {
 		return faultPass
