@@ -37,7 +37,7 @@ func TestNewPlan(t *testing.T) {
 			refusal: `public.npk|"!public.npk"|ALTER TABLE "public"."npk" REPLICA IDENTITY FULL|keyless: inserts`},
 		{name: "keyless tables that are excluded are no problem", tables: []Table{keyless}, opts: PlanOptions{Match: func(_, n string) bool { return n != "npk" }}},
 		{name: "keyless: inserts publishes their inserts", tables: []Table{good, keyless}, opts: PlanOptions{Match: anyTable, KeylessInserts: true},
-			all: "public.orders", insert: "public.npk"},
+			all: "public.orders", insert: "public.npk", warnings: 1},
 		{name: "a keyless outbox table is no problem", tables: []Table{keyless}, opts: PlanOptions{Match: anyTable, Outbox: []string{"public.npk"}}, insert: "public.npk"},
 		{name: "a missing outbox table is refused", tables: []Table{good}, opts: PlanOptions{Match: anyTable, Outbox: []string{"app.outbox"}}, all: "public.orders",
 			refusal: "app.outbox|outbox.table"},
