@@ -151,7 +151,7 @@ func TestAppendStringIsJSON(t *testing.T) {
 func TestRefusalSaysWhatRiskRemedy(t *testing.T) {
 	cause := errors.New("cause")
 	err := fmt.Errorf("open store: %w", &Refusal{What: "what", Risk: "risk", Remedy: "remedy", Err: cause})
-	if got := err.Error(); got != "open store: what: cause; risk; remedy" {
+	if got := err.Error(); got != "open store: what: cause; at risk: risk; to resolve: remedy" {
 		t.Error(got)
 	}
 	if !IsRefusal(err) || !errors.Is(err, cause) || IsRefusal(cause) {

@@ -16,7 +16,8 @@ type Refusal struct {
 	Err    error  // the cause, or nil
 }
 
-// Error gives what, risk and remedy in that order, the cause right behind what.
+// Error gives what, risk and remedy in that order, the cause right behind what, as
+// "what: cause; at risk: risk; to resolve: remedy".
 func (r *Refusal) Error() string {
 	var b strings.Builder
 	b.WriteString(r.What)
@@ -24,11 +25,13 @@ func (r *Refusal) Error() string {
 		b.WriteString(": ")
 		b.WriteString(r.Err.Error())
 	}
-	for _, s := range []string{r.Risk, r.Remedy} {
-		if s != "" {
-			b.WriteString("; ")
-			b.WriteString(s)
-		}
+	if r.Risk != "" {
+		b.WriteString("; at risk: ")
+		b.WriteString(r.Risk)
+	}
+	if r.Remedy != "" {
+		b.WriteString("; to resolve: ")
+		b.WriteString(r.Remedy)
 	}
 	return b.String()
 }
@@ -41,6 +44,10 @@ func IsRefusal(err error) bool {
 	var r *Refusal
 	return errors.As(err, &r)
 }
+
+// ErrBroken says that a property of positions would be broken: a bug, at which the
+// process ends before anything is committed.
+var ErrBroken = errors.New("this is a bug; nothing was committed")
 
 // VersionError says that a record was written in a form that this release does
 // not read. Guessing at it could lose the position, so it is never read partly.

@@ -100,10 +100,10 @@ func (l *Log) Partitions(topic string) int32 { return l.counts[topic] }
 // not be committed.
 func (l *Log) Records(c *Checkpoint) ([]Record, error) {
 	if err := c.Position.Check(); err != nil {
-		return nil, fmt.Errorf("write checkpoint: %w (this is a bug; nothing was committed)", err)
+		return nil, fmt.Errorf("write checkpoint: %w (%w)", err, ErrBroken)
 	}
 	if c.Position.LSN < l.last.LSN {
-		return nil, fmt.Errorf("write checkpoint: position %s is before the committed one, %s (this is a bug; nothing was committed)", c.Position, l.last)
+		return nil, fmt.Errorf("write checkpoint: position %s is before the committed one, %s (%w)", c.Position, l.last, ErrBroken)
 	}
 	l.pending = c.Position
 	l.sentState = l.stateDue()

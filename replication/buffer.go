@@ -80,6 +80,24 @@ func (s *slab) addProgress(end checkpoint.LSN, urgent bool) {
 	s.buf = binary.LittleEndian.AppendUint32(s.buf, n)
 }
 
+// merge appends the entries of o, where a keepalive at the seam takes the place of the
+// one before it. Both must be unread.
+func (s *slab) merge(o *slab) {
+	if s.progress >= 0 && len(o.buf) > 0 {
+		const bits = 8 // where an entry's length or bits begin
+		if first := binary.LittleEndian.Uint32(o.buf[bits:]); first&keepaliveBit != 0 {
+			first |= binary.LittleEndian.Uint32(s.buf[s.progress+bits:])
+			binary.LittleEndian.PutUint32(o.buf[bits:], first)
+			s.buf = s.buf[:s.progress]
+		}
+	}
+	s.progress = -1
+	if o.progress >= 0 {
+		s.progress = len(s.buf) + o.progress
+	}
+	s.buf = append(s.buf, o.buf...)
+}
+
 // entry is one message, or one keepalive.
 type entry struct {
 	lsn       checkpoint.LSN
@@ -119,13 +137,16 @@ func (q *queue) newSlab() *slab {
 
 // push hands a slab over and blocks while the queue holds its limit. A slab larger
 // than the limit passes when the queue is empty, so that no row is too large.
+//
+// A slab that still fits behind the last one is copied there. On a quiet stream each
+// keepalive is a slab of 12 bytes in a buffer of 64 KiB: while nobody takes events, the
+// bound of 1 MiB would otherwise let gigabytes pile up.
 func (q *queue) push(ctx context.Context, s *slab) error {
 	n := int64(len(s.buf))
 	for {
 		q.mu.Lock()
 		if q.bytes == 0 || q.bytes+n <= q.limit {
-			q.slabs = append(q.slabs, s)
-			q.bytes += n
+			q.pushLocked(s)
 			q.mu.Unlock()
 			signal(q.ready)
 			return nil
@@ -136,6 +157,29 @@ func (q *queue) push(ctx context.Context, s *slab) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+	}
+}
+
+func (q *queue) pushLocked(s *slab) {
+	if n := len(q.slabs); n > 0 {
+		if last := q.slabs[n-1]; len(last.buf)+len(s.buf) <= slabSize {
+			before := len(last.buf)
+			last.merge(s)
+			q.bytes += int64(len(last.buf) - before)
+			q.recycleLocked(s)
+			return
+		}
+	}
+	q.slabs = append(q.slabs, s)
+	q.bytes += int64(len(s.buf))
+}
+
+// recycleLocked keeps a slab that nobody reads any more for newSlab, unless one large
+// message made it grow.
+func (q *queue) recycleLocked(s *slab) {
+	if cap(s.buf) == slabSize && len(q.free) < freeSlabs {
+		s.buf, s.read, s.progress = s.buf[:0], 0, -1
+		q.free = append(q.free, s)
 	}
 }
 
@@ -156,10 +200,7 @@ func (q *queue) take(done *slab) (*slab, error) {
 	if done != nil {
 		q.bytes -= int64(len(done.buf))
 		signal(q.space)
-		if cap(done.buf) == slabSize && len(q.free) < freeSlabs {
-			done.buf, done.read, done.progress = done.buf[:0], 0, -1
-			q.free = append(q.free, done)
-		}
+		q.recycleLocked(done)
 	}
 	if len(q.slabs) == 0 {
 		return nil, q.err

@@ -130,7 +130,7 @@ type Relation struct {
 	Columns  []Column
 	// PrimaryKey holds the indexes into Columns of the primary key, in the table's
 	// column order, looked up in the catalog where RELATION does not tell (identity
-	// FULL or USING INDEX). Nil where there is none or RELATION's key flags are it.
+	// FULL or NOTHING). Nil where there is none or RELATION's key flags are it.
 	PrimaryKey []int
 }
 

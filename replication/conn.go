@@ -66,6 +66,9 @@ func WithNotice(f func(*pgconn.Notice)) ConnOption {
 	return func(c *pgconn.Config) { c.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { f(n) } }
 }
 
+// Conn is an ordinary connection, for those who only hold one and pass it on.
+type Conn = pgx.Conn
+
 // Connector opens an ordinary connection, as Connect does.
 type Connector func(ctx context.Context, opts ...ConnOption) (*pgx.Conn, error)
 
@@ -114,7 +117,23 @@ func ReplicationConfig(dsn, appName string, opts ...ConnOption) (*pgconn.Config,
 		return nil, err
 	}
 	cfg.RuntimeParams["replication"] = "database"
+	cfg.AfterConnect = afterConnectReplication
 	return cfg, nil
+}
+
+// afterConnectReplication is afterConnect, and asks for the bytes as they are where the
+// database has no encoding of its own. To a UTF-8 client its server converts nothing but
+// checks each value, and a wrong one ends the stream: nothing behind it would ever
+// arrive. Unchecked, it is one change that cannot be encoded, and a dead letter.
+func afterConnectReplication(ctx context.Context, conn *pgconn.PgConn) error {
+	if err := afterConnect(ctx, conn); err != nil {
+		return err
+	}
+	if conn.ParameterStatus("server_encoding") != "SQL_ASCII" {
+		return nil
+	}
+	_, err := conn.Exec(ctx, "SET client_encoding = 'SQL_ASCII'").ReadAll()
+	return err
 }
 
 // ConnectReplication opens a walsender connection. Its errors are like those of

@@ -70,6 +70,9 @@ func (d *Decoder) Decode(lsn checkpoint.LSN, msg []byte) (*Event, error) {
 	if r.short {
 		return nil, d.errorf(lsn, msg[0], "message of %d bytes ends too early", len(msg))
 	}
+	if r.len() > 0 && (ev != nil || msg[0] == 'R') {
+		return nil, d.errorf(lsn, msg[0], "message of %d bytes goes on for %d bytes behind its end", len(msg), r.len())
+	}
 	return ev, nil
 }
 
@@ -129,6 +132,7 @@ func (d *Decoder) begin(lsn checkpoint.LSN, r *reader) (*Event, error) {
 func (d *Decoder) commit(lsn checkpoint.LSN, r *reader) (*Event, error) {
 	r.uint8() // flags, unused
 	commit, end := checkpoint.LSN(r.uint64()), checkpoint.LSN(r.uint64())
+	r.uint64() // the commit time, which BEGIN has told
 	if !d.open || commit != d.txn.CommitLSN || end <= commit {
 		return nil, d.errorf(lsn, 'C', "COMMIT %s..%s does not close the transaction with commit LSN %s (open: %t)", commit, end, d.txn.CommitLSN, d.open)
 	}
@@ -197,7 +201,8 @@ func (d *Decoder) delete(lsn checkpoint.LSN, r *reader) (*Event, error) {
 func (d *Decoder) truncate(lsn checkpoint.LSN, r *reader) (*Event, error) {
 	n := int(r.uint32())
 	r.uint8() // CASCADE and RESTART IDENTITY: what they did to other tables comes as changes of those
-	if n > r.len()/4 {
+	// Below 0 where an int has 32 bits.
+	if n < 0 || n > r.len()/4 {
 		r.short = true
 		return nil, nil
 	}
@@ -307,6 +312,12 @@ func (d *Decoder) relation(lsn checkpoint.LSN, r *reader) error {
 	}
 	if !utf8.ValidString(rel.Schema) || !utf8.ValidString(rel.Name) {
 		return d.errorf(lsn, 'R', "relation %d has a name that is not UTF-8", rel.OID)
+	}
+	for _, c := range rel.Columns {
+		// A record names its fields after the columns, and JSON and Avro are UTF-8.
+		if !utf8.ValidString(c.Name) {
+			return d.errorf(lsn, 'R', "relation %s.%s has a column whose name %q is not UTF-8", rel.Schema, rel.Name, c.Name)
+		}
 	}
 	if err := d.primaryKey(rel); err != nil {
 		return err

@@ -182,3 +182,27 @@ func refuseReplicationRight(role string, err error) error {
 		Err:    err,
 	}
 }
+
+// IsServer tells whether an error is the server's answer.
+func IsServer(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr)
+}
+
+// IsTimeout tells whether a connection was given up because it took too long.
+func IsTimeout(err error) bool { return pgconn.Timeout(err) }
+
+// DecodingFailed tells that the server cannot decode the WAL at this place, so that
+// every retry meets the same error: it comes from within the output plugin, and it is
+// about data and not about the connection or the server's resources.
+func DecodingFailed(err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || !strings.Contains(pgErr.Where, "output plugin") {
+		return false
+	}
+	switch pgErr.Code[:min(2, len(pgErr.Code))] {
+	case "57", "53", "08", "58": // operator intervention, resources, connection, I/O
+		return false
+	}
+	return true
+}

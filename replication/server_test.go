@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,10 +14,18 @@ import (
 	"github.com/walrelay/walrelay/internal/harness"
 )
 
+// The tests run on the servers of the harness, which chooses the majors; see its doc.
+
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-// This file is the only one that knows where the tests' servers come from. Every test
-// runs on each of the major versions that the harness is told of.
+// testSettings are those of the shared servers. The work memory is the least there is, so
+// that a few thousand rows already make a large transaction.
+func testSettings() []harness.PGOption {
+	return []harness.PGOption{
+		harness.Setting("max_prepared_transactions", "5"),
+		harness.Setting("logical_decoding_work_mem", "64kB"),
+	}
+}
 
 type server struct {
 	dsn string // superuser, a database of the test's own
@@ -26,12 +35,6 @@ type server struct {
 func onServers(t *testing.T, test func(t *testing.T, s server)) {
 	t.Helper()
 	harness.EachMajor(t, func(t *testing.T, major int) { test(t, mustDatabase(t, mustAdmin(t, major))) })
-}
-
-// mustAdmin gives the superuser's DSN of a server's own database.
-func mustAdmin(t *testing.T, major int) string {
-	t.Helper()
-	return harness.Postgres(t, harness.Major(major), harness.Setting("max_prepared_transactions", "5")).Server.DSN()
 }
 
 // mustDatabase makes a database for one test and drops it, its slots first.
@@ -53,7 +56,7 @@ func mustDatabase(t *testing.T, admin string) server {
 	})
 	u, err := url.Parse(admin)
 	if err != nil {
-		t.Fatalf("parse the DSN: %v", err)
+		t.Fatalf("parse the server's DSN: %v", err)
 	}
 	u.Path = "/" + name
 	return server{dsn: u.String(), db: name}
@@ -125,4 +128,12 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 		case <-tick.C:
 		}
 	}
+}
+
+// mustAdmin gives a superuser's DSN of one server.
+func mustAdmin(t *testing.T, major int) string {
+	t.Helper()
+	pg := harness.Postgres(t, append(testSettings(), harness.Major(major))...)
+	dsn, _, _ := strings.Cut(pg.Server.DSN(), "?") // tests append parameters of their own
+	return dsn
 }

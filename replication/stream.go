@@ -64,6 +64,7 @@ type Stream struct {
 	decoder *Decoder
 	current *slab
 	event   Event
+	failed  error // what TryNext ended with
 
 	confirmed atomic.Uint64 // LSN that status updates carry; 0 confirms nothing
 	kick      chan struct{} // a status update is wanted now
@@ -72,6 +73,9 @@ type Stream struct {
 	stop     context.CancelCauseFunc
 	draining context.Context
 	wg       sync.WaitGroup
+	mu       sync.Mutex    // guards the write deadline, and that the updates end with draining
+	reported chan struct{} // closed when no more status updates will be written
+	end      error         // how the connection ended; to be read after wg.Wait
 }
 
 // ErrSlotActive says that another connection streams from the slot: it holds the
@@ -161,6 +165,7 @@ func (s *Stream) Start(ctx context.Context, o StreamOptions) error {
 	s.queue = newQueue(o.Buffer)
 	s.decoder = NewDecoder(o.Near, o.Keys)
 	s.draining, s.stop = context.WithCancelCause(context.WithoutCancel(ctx))
+	s.reported = make(chan struct{})
 	s.wg.Add(2)
 	go s.receive()
 	go s.report(o.StatusInterval)
@@ -172,8 +177,18 @@ func (s *Stream) Ready() <-chan struct{} { return s.queue.ready }
 
 // TryNext returns the next event, or nil where none has arrived; then Ready tells
 // when to ask again. Everything that arrived before the connection ended is given
-// before its error.
+// before its error. An error is final: it is given again and again, because an event
+// from behind it would hide what was lost with it.
 func (s *Stream) TryNext() (*Event, error) {
+	if s.failed != nil {
+		return nil, s.failed
+	}
+	ev, err := s.tryNext()
+	s.failed = err
+	return ev, err
+}
+
+func (s *Stream) tryNext() (*Event, error) {
 	if ev := s.decoder.More(); ev != nil {
 		return ev, nil
 	}
@@ -278,7 +293,7 @@ func (s *Stream) receive() {
 			if ferr := flush(); ferr != nil {
 				err = ferr
 			}
-			s.queue.close(err)
+			s.drain(err)
 			return
 		}
 		if len(cur.buf) > 0 && len(cur.buf)+len(msg)+entryHeader > slabSize {
@@ -288,7 +303,10 @@ func (s *Stream) receive() {
 			}
 		}
 		if err := s.accept(cur, msg); err != nil {
-			s.queue.close(err)
+			if ferr := flush(); ferr != nil {
+				err = ferr
+			}
+			s.drain(err)
 			return
 		}
 	}
@@ -378,13 +396,12 @@ func (s *Stream) accept(cur *slab, msg []byte) error {
 	return nil
 }
 
-// drain reads on without keeping anything until the server closes the connection.
+// drain reads on without keeping anything until the server closes the connection, so
+// that Close sees when it has.
 func (s *Stream) drain(err error) {
 	s.queue.close(err)
-	for {
-		if _, rerr := s.front.Receive(); rerr != nil {
-			return
-		}
+	for s.end == nil {
+		_, s.end = s.front.Receive()
 	}
 }
 
@@ -392,6 +409,7 @@ func (s *Stream) drain(err error) {
 // a keepalive that asks for a reply.
 func (s *Stream) report(interval time.Duration) {
 	defer s.wg.Done()
+	defer close(s.reported)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	var buf []byte
@@ -402,8 +420,11 @@ func (s *Stream) report(interval time.Duration) {
 		case <-s.draining.Done():
 			return
 		}
+		if !s.mayReport(10*time.Second + interval) {
+			return
+		}
 		buf = appendStatus(buf[:0], checkpoint.LSN(s.confirmed.Load()), time.Now())
-		if err := s.write(buf, 10*time.Second+interval); err != nil {
+		if _, err := s.wire.Write(buf); err != nil {
 			// The receiver sees the end of the connection too, and tells.
 			s.wire.Close()
 			return
@@ -411,12 +432,12 @@ func (s *Stream) report(interval time.Duration) {
 	}
 }
 
-func (s *Stream) write(b []byte, budget time.Duration) error {
-	if err := s.wire.SetWriteDeadline(time.Now().Add(budget)); err != nil {
-		return err
-	}
-	_, err := s.wire.Write(b)
-	return err
+// mayReport gives the next status update its time, unless the stream is being closed:
+// then the deadline is Close's.
+func (s *Stream) mayReport(budget time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.draining.Err() == nil && s.wire.SetWriteDeadline(time.Now().Add(budget)) == nil
 }
 
 // appendStatus appends a standby status update in its CopyData frame.
@@ -435,8 +456,10 @@ func appendStatus(dst []byte, confirmed checkpoint.LSN, now time.Time) []byte {
 	return append(dst, 0) // no reply wanted
 }
 
-// Close sends the last confirmed LSN and waits, within ctx, until the server has
-// read it and let the slot go. A stream that was never started is just closed.
+// Close sends the last confirmed LSN and waits, within ctx (5 s where it has no
+// deadline), until the server has read it and let the slot go. An error says that this is
+// not known: the slot may still be held, and may stand at an older LSN. The connection is
+// closed in any case. A stream that was never started is just closed.
 func (s *Stream) Close(ctx context.Context) error {
 	if s.wire == nil {
 		return s.conn.Close(ctx)
@@ -445,22 +468,28 @@ func (s *Stream) Close(ctx context.Context) error {
 	if !ok {
 		deadline = time.Now().Add(5 * time.Second)
 	}
+	s.mu.Lock()
 	s.stop(ErrStreamClosed) // the receiver drains from here on
-	terminate := append(appendStatus(nil, checkpoint.LSN(s.confirmed.Load()), time.Now()), 'X', 0, 0, 0, 4)
+	err := s.wire.SetDeadline(deadline)
+	s.mu.Unlock()
+	defer context.AfterFunc(ctx, func() { _ = s.wire.SetDeadline(time.Now()) })()
+	// An update behind the terminate message would find a closed socket there, whose
+	// reset could overtake what we wait for.
+	<-s.reported
+	if err == nil {
+		_, err = s.wire.Write(append(appendStatus(nil, checkpoint.LSN(s.confirmed.Load()), time.Now()), 'X', 0, 0, 0, 4))
+	}
 	// The server reads both even in the middle of a large transaction, and closes the
 	// connection once the slot is released; waiting for that makes "exit 0" mean that
 	// the confirm arrived.
-	err := s.write(terminate, time.Until(deadline))
-	if derr := s.wire.SetReadDeadline(deadline); err == nil {
-		err = derr
-	}
 	if err != nil {
 		s.wire.Close()
 	}
 	s.wg.Wait()
-	if cerr := s.wire.Close(); err == nil && !errors.Is(cerr, net.ErrClosed) {
-		err = cerr
+	if err == nil && !errors.Is(s.end, io.ErrUnexpectedEOF) {
+		err = fmt.Errorf("wait for the server to take the last confirm: %w", s.end)
 	}
+	_ = s.wire.Close() // the server has closed its side, or err tells
 	if err != nil {
 		return fmt.Errorf("close replication stream: %w", err)
 	}

@@ -148,7 +148,9 @@ func (b *Batch) Advance(p checkpoint.Position, ends bool) {
 	if ends {
 		b.transactions++
 	}
-	if b.oldest.IsZero() && b.done.records > 0 {
+	// A message outside a transaction has no commit time: p still has that of the last
+	// transaction, maybe hours ago.
+	if b.oldest.IsZero() && b.done.records > 0 && (ends || !p.Cut.IsZero()) {
 		b.oldest = p.CommitTime
 	}
 }

@@ -2,7 +2,10 @@ package router
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
@@ -53,7 +56,7 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 		o := &r.o.Outbox[i]
 		if o.Schema == rel.Schema && o.Table == rel.Name {
 			var err error
-			p.topicName = p.label
+			p.topicName = strings.ToValidUTF8(p.label, "_") // for metrics only
 			p.outbox, err = compileOutbox(rel, o, r.o.Prefix, ValidTopicName)
 			return p, err
 		}
@@ -93,33 +96,27 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 // claimTopic makes sure that rewriting characters does not bring two tables into
 // one topic, where their keys would mix.
 func (r *Router) claimTopic(p *tablePlan) error {
-	other, taken := r.sanitized[p.topicName]
-	if taken && other != p.label && !r.sameTopicByTemplate(other, p.label) {
-		return &checkpoint.Refusal{
-			What:   fmt.Sprintf("tables %s and %s meet in topic %s, because Kafka does not take some characters of their names", other, p.label, p.topicName),
-			Risk:   "rows of the two tables could not be told apart",
-			Remedy: fmt.Sprintf("exclude one under source.tables (\"!%s\"), or rename it", p.label),
-		}
+	other := r.claimed[p.topicName]
+	if other == nil || other.OID == p.rel.OID { // the same table, renamed perhaps
+		r.claimed[p.topicName] = p.rel
+		return nil
 	}
-	if !taken {
-		r.sanitized[p.topicName] = p.label
+	if r.meetByTemplate(other, p.rel) {
+		return nil
 	}
-	return nil
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("tables %s.%s and %s meet in topic %s, because Kafka does not take some characters of their names", other.Schema, other.Name, p.label, p.topicName),
+		Risk:   "rows of the two tables could not be told apart",
+		Remedy: fmt.Sprintf("exclude one under source.tables (\"!%s\"), or rename it", p.label),
+	}
 }
 
-// sameTopicByTemplate tells that the topics.table template itself leaves out what
-// tells the tables apart: then they were meant to share a topic.
-func (r *Router) sameTopicByTemplate(a, b string) bool {
-	return r.o.TableTopic("a", "a") == r.o.TableTopic("a", "b") || r.o.TableTopic("a", "a") == r.o.TableTopic("b", "a") && tableOf(a) == tableOf(b)
-}
-
-func tableOf(label string) string {
-	for i := range len(label) {
-		if label[i] == '.' {
-			return label[i+1:]
-		}
-	}
-	return label
+// meetByTemplate tells that a and b differ in nothing but what the topics.table
+// template itself leaves out: they are meant to share a topic.
+func (r *Router) meetByTemplate(a, b *replication.Relation) bool {
+	schemaCounts := r.o.TableTopic("a", "a") != r.o.TableTopic("b", "a")
+	tableCounts := r.o.TableTopic("a", "a") != r.o.TableTopic("a", "b")
+	return (a.Schema == b.Schema || !schemaCounts) && (a.Name == b.Name || !tableCounts)
 }
 
 // chooseKey takes the configured key, or the table's own.
@@ -145,16 +142,9 @@ func (p *tablePlan) chooseKey(configured []string) error {
 			}
 		}
 	}
-	sortInts(p.key) // columns stand in the table's order, in keys too
+	slices.Sort(p.key) // columns stand in the table's order, in keys too
+	p.key = slices.Compact(p.key)
 	return nil
-}
-
-func sortInts(a []int) {
-	for i := 1; i < len(a); i++ {
-		for j := i; j > 0 && a[j] < a[j-1]; j-- {
-			a[j], a[j-1] = a[j-1], a[j]
-		}
-	}
 }
 
 // beginTxn caches what all records of a source transaction share.
@@ -202,11 +192,7 @@ func (r *Router) row(p *tablePlan, c *replication.Change, b *Batch, w rowRecord)
 		return err
 	}
 	b.arena = append(b.arena, `,"after":`...)
-	var fill replication.Tuple
-	if !c.OldIsKey {
-		fill = c.Old // the old row is whole: it has the unchanged TOAST values
-	}
-	if b.arena, err = r.appendRow(b.arena, p, w.after, fill, false); err != nil {
+	if b.arena, err = r.appendRow(b.arena, p, w.after, r.fill(p, c), false); err != nil {
 		return err
 	}
 	b.arena = r.appendSource(b.arena, p, c, w.op)
@@ -217,6 +203,22 @@ func (r *Router) row(p *tablePlan, c *replication.Change, b *Batch, w rowRecord)
 		rec.headers.n++
 	}
 	return r.add(b, rec, p.topicName)
+}
+
+// fill gives the tuple that has the values which the new row of c leaves out: the old
+// row where it is whole, else its key, whose other columns are made unchanged TOAST
+// values too, since the nulls there mean nothing.
+func (r *Router) fill(p *tablePlan, c *replication.Change) replication.Tuple {
+	if !c.OldIsKey || len(c.New) == 0 {
+		return c.Old
+	}
+	r.filled = append(r.filled[:0], c.Old...)
+	for i := range r.filled {
+		if !p.rel.Columns[i].Identity {
+			r.filled[i] = replication.Value{Kind: replication.ValueUnchanged}
+		}
+	}
+	return r.filled
 }
 
 // envelope appends a value without rows.
@@ -320,18 +322,14 @@ func (r *Router) appendKey(dst []byte, p *tablePlan, row, old replication.Tuple)
 // encodeMessage appends key and value of a logical message.
 func (r *Router) encodeMessage(c *replication.Change, b *Batch) (key, value span, err error) {
 	at := len(b.arena)
-	b.arena = append(b.arena, `{"prefix":`...)
-	prefix := len(b.arena)
-	if b.arena, err = format.AppendString(b.arena, []byte(c.Message.Prefix)); err != nil {
+	if b.arena, err = appendMessageKey(b.arena, c); err != nil {
 		return nullSpan, nullSpan, &RouteError{Reason: ReasonEncode, Detail: fmt.Sprintf("message prefix: %v", err)}
 	}
-	quoted := span{at: prefix, n: len(b.arena) - prefix}
-	b.arena = append(b.arena, '}')
 	key = b.spanFrom(at)
 
 	at = len(b.arena)
-	b.arena = append(b.arena, `{"message":{"prefix":`...)
-	b.arena = append(b.arena, b.bytes(quoted)...)
+	b.arena = append(b.arena, `{"message":`...)
+	b.arena = append(b.arena, b.bytes(span{at: key.at, n: key.n - 1})...) // up to the closing brace
 	b.arena = append(b.arena, `,"transactional":`...)
 	b.arena = strconv.AppendBool(b.arena, c.Message.Transactional)
 	b.arena = append(b.arena, `,"content":`...)
@@ -357,6 +355,13 @@ func (r *Router) encodeMessage(c *replication.Change, b *Batch) (key, value span
 	return key, b.spanFrom(at), nil
 }
 
+// appendMessageKey appends the key of a logical message, {"prefix":…}.
+func appendMessageKey(dst []byte, c *replication.Change) ([]byte, error) {
+	dst = append(dst, `{"prefix":`...)
+	dst, err := format.AppendString(dst, []byte(c.Message.Prefix))
+	return append(dst, '}'), err
+}
+
 // nameOf gives the table, for people, and the topic that a change would go to.
 func (r *Router) nameOf(c *replication.Change) (table, topic string) {
 	if c.Relation == nil {
@@ -370,43 +375,46 @@ func (r *Router) nameOf(c *replication.Change) (table, topic string) {
 }
 
 // deadLetterKey appends the key that the change's record would have had; null where
-// it has none or where the key itself cannot be encoded.
-func (r *Router) deadLetterKey(c *replication.Change, b *Batch) span {
-	if c.Relation == nil {
-		return nullSpan
-	}
-	p, err := r.plan(c.Relation)
-	if err != nil {
-		return nullSpan
-	}
+// it has none, where the key itself cannot be encoded, and where it takes more than
+// most bytes: the letter is to fit into its topic, and has the key's columns anyway.
+func (r *Router) deadLetterKey(c *replication.Change, b *Batch, most int) span {
 	at := len(b.arena)
-	if p.outbox != nil {
-		if r.event.Key == nil {
-			return nullSpan
-		}
-		return b.put(r.event.Key)
-	}
-	row := c.New
-	if len(row) == 0 {
-		row = c.Old
-	}
-	if p.key == nil || len(row) == 0 {
-		return nullSpan
-	}
-	dst, err := r.appendKey(b.arena, p, row, c.Old)
-	if err != nil {
-		b.arena = b.arena[:at]
+	dst, ok := r.appendDeadLetterKey(b.arena, c)
+	if !ok || len(dst)-at > most {
 		return nullSpan
 	}
 	b.arena = dst
 	return b.spanFrom(at)
 }
 
+func (r *Router) appendDeadLetterKey(dst []byte, c *replication.Change) ([]byte, bool) {
+	if c.Relation == nil {
+		dst, err := appendMessageKey(dst, c)
+		return dst, err == nil
+	}
+	p, err := r.plan(c.Relation)
+	if err != nil {
+		return dst, false
+	}
+	if p.outbox != nil {
+		return append(dst, r.event.Key...), r.event.Key != nil
+	}
+	row := c.New
+	if len(row) == 0 {
+		row = c.Old
+	}
+	if p.key == nil || len(row) == 0 {
+		return dst, false
+	}
+	dst, err = r.appendKey(dst, p, row, c.Old)
+	return dst, err == nil
+}
+
 // keyText is the key for an error message.
 func (r *Router) keyText(c *replication.Change) string {
 	b := NewBatch(Limits{})
-	if k := r.deadLetterKey(c, b); k.n >= 0 {
-		return string(b.bytes(k))
+	if k := r.deadLetterKey(c, b, math.MaxInt); k.n >= 0 {
+		return cutText(string(b.bytes(k)))
 	}
 	return "(none)"
 }

@@ -3,14 +3,20 @@ package router
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sasl"
+	"github.com/twmb/franz-go/pkg/sasl/aws"
+	"github.com/twmb/franz-go/pkg/sasl/oauth"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 // Timeouts of every client. A broker that does not answer within requestTimeout is
@@ -178,4 +184,58 @@ func secretKey(key string) bool {
 		}
 	}
 	return false
+}
+
+// Client is the Kafka client, for those who only hold one and pass it on.
+type Client = kgo.Client
+
+// SASLOptions are a user's credentials; which of them count depends on the mechanism.
+type SASLOptions struct {
+	Mechanism                          string // plain, scram-sha-256, scram-sha-512, oauthbearer or aws-msk-iam
+	Username, Password                 string
+	Token                              string // oauthbearer
+	AccessKey, SecretKey, SessionToken string // aws-msk-iam
+}
+
+// Mechanisms gives what ClientOptions.SASL wants; none for an empty Mechanism.
+func (o SASLOptions) Mechanisms() ([]sasl.Mechanism, error) {
+	switch o.Mechanism {
+	case "":
+		return nil, nil
+	case "plain":
+		return []sasl.Mechanism{plain.Auth{User: o.Username, Pass: o.Password}.AsMechanism()}, nil
+	case "scram-sha-256":
+		return []sasl.Mechanism{scram.Auth{User: o.Username, Pass: o.Password}.AsSha256Mechanism()}, nil
+	case "scram-sha-512":
+		return []sasl.Mechanism{scram.Auth{User: o.Username, Pass: o.Password}.AsSha512Mechanism()}, nil
+	case "oauthbearer":
+		return []sasl.Mechanism{oauth.Auth{Token: o.Token}.AsMechanism()}, nil
+	case "aws-msk-iam":
+		return []sasl.Mechanism{aws.Auth{AccessKey: o.AccessKey, SecretKey: o.SecretKey, SessionToken: o.SessionToken}.AsManagedStreamingIAMMechanism()}, nil
+	}
+	return nil, fmt.Errorf("SASL mechanism %q is not known", o.Mechanism)
+}
+
+// Compression gives the codec of a name of kafka.compression; none for any other.
+func Compression(name string) kgo.CompressionCodec {
+	switch name {
+	case "gzip":
+		return kgo.GzipCompression()
+	case "snappy":
+		return kgo.SnappyCompression()
+	case "lz4":
+		return kgo.Lz4Compression()
+	case "zstd":
+		return kgo.ZstdCompression()
+	}
+	return kgo.NoCompression()
+}
+
+// IsConfiguration tells whether Kafka cannot be reached for something that is written
+// in the configuration, so that a start ends instead of being retried.
+func IsConfiguration(err error) bool {
+	var dns *net.DNSError
+	return errors.As(err, &dns) && dns.IsNotFound ||
+		errors.Is(err, kerr.SaslAuthenticationFailed) || errors.Is(err, kerr.UnsupportedSaslMechanism) ||
+		errors.Is(err, kerr.ClusterAuthorizationFailed) || errors.Is(err, kerr.TransactionalIDAuthorizationFailed)
 }

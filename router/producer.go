@@ -96,7 +96,7 @@ func NewProducer(o ProducerOptions, catalog *Catalog, m *Metrics) (*Producer, er
 func (p *Producer) Close() { p.client.Close() }
 
 func (p *Producer) maxBatchBytes(topic string) int32 {
-	if t := p.catalog.Lookup(topic); t != nil && t.MaxMessageBytes >= 512 {
+	if t := p.catalog.Lookup(topic); t != nil && t.MaxMessageBytes > 0 {
 		return t.MaxMessageBytes
 	}
 	return 1000012 // the client's default, for the checkpoint topic
@@ -375,6 +375,9 @@ func (p *Producer) produce(ctx context.Context, b *Batch) int {
 	for i, h := range b.headers[:b.done.headers] {
 		p.headers[i] = kgo.RecordHeader{Key: h.name, Value: b.bytes(h.value)}
 	}
+	// Once a batch and not once a record: the method value allocates, and the client would
+	// read the clock.
+	promise, now := p.answered.promise, time.Now()
 	next := 0
 	for i := range b.records[:b.done.records] {
 		r := &b.records[i]
@@ -389,8 +392,9 @@ func (p *Producer) produce(ctx context.Context, b *Batch) int {
 				Key:       key,
 				Value:     b.bytes(r.value),
 				Headers:   p.headers[r.headers.at : r.headers.at+r.headers.n : r.headers.at+r.headers.n],
+				Timestamp: now,
 			}
-			p.client.Produce(ctx, out, p.answered.promise)
+			p.client.Produce(ctx, out, promise)
 			if next == 1 {
 				killpoint.At(killpoint.FirstProduced)
 			}

@@ -60,9 +60,9 @@ type Router struct {
 	last   *tablePlan
 	toast  []byte // the marker as JSON
 	origin []byte // `"connector":"walrelay","name":…,"db":…`
-	// sanitized remembers whose topic names were rewritten, so that two tables never
-	// meet in one.
-	sanitized map[string]string
+	// claimed remembers which table has which topic, so that two never meet in one
+	// because characters were rewritten.
+	claimed map[string]*replication.Relation
 
 	rejected map[string]string // topics of events that Kafka does not take, and why
 
@@ -72,11 +72,12 @@ type Router struct {
 
 	scratch scratch
 	event   event
+	filled  replication.Tuple // reused by fill
 }
 
 // NewRouter makes a Router.
 func NewRouter(o Options, topics Topics) (*Router, error) {
-	r := &Router{o: o, topics: topics, plans: map[uint32]*tablePlan{}, sanitized: map[string]string{}}
+	r := &Router{o: o, topics: topics, plans: map[uint32]*tablePlan{}, claimed: map[string]*replication.Relation{}}
 	var err error
 	if r.origin, err = format.AppendString(append(r.origin, `"connector":"walrelay","name":`...), []byte(o.Name)); err != nil {
 		return nil, fmt.Errorf("encode name: %w", err)
@@ -128,8 +129,12 @@ type StopError struct {
 
 // Error names the change, why, and the way on.
 func (e *StopError) Error() string {
-	return fmt.Sprintf("deliver a change of %s, key %s, position %s: %s: %v; set dead-letter.on-error to dead-letter with %s in dead-letter.on to put such changes aside, or change the topic's limits",
-		e.Table, e.Key, e.Position, e.Reason, e.Err, e.Reason)
+	way := "correct the row"
+	if e.Reason == ReasonOversize {
+		way = "raise the topic's max.message.bytes"
+	}
+	return fmt.Sprintf("deliver a change of %s, key %s, position %s: %v; %s, or set dead-letter.on-error to dead-letter with %s in dead-letter.on to put such changes aside",
+		e.Table, e.Key, e.Position, e.Err, way, e.Reason)
 }
 
 func (e *StopError) Unwrap() error { return e.Err }
@@ -142,9 +147,10 @@ func (e *StopError) Unwrap() error { return e.Err }
 func (r *Router) Route(c *replication.Change, b *Batch) error {
 	m := b.mark()
 	err := r.route(c, b)
-	if err != nil {
-		b.truncate(m)
+	if err == nil {
+		return nil
 	}
+	b.truncate(m)
 	var fault *RouteError
 	if errors.As(err, &fault) {
 		if err = r.deadLetter(c, b, fault); err != nil {
@@ -203,11 +209,9 @@ func (r *Router) update(p *tablePlan, c *replication.Change, b *Batch) error {
 		return err
 	}
 	if !p.keyChanged(c) {
-		before := c.Old
-		if c.OldIsKey {
-			before = nil // the same key again, which is no news
-		}
-		return r.row(p, c, b, rowRecord{op: c.Op, before: before, after: c.New, key: c.New})
+		// What PostgreSQL sent, also where it sent no more than the same key again (of a key
+		// that is stored out of line, or where source.keys names a part of it).
+		return r.row(p, c, b, rowRecord{op: c.Op, before: c.Old, beforeIsKey: c.OldIsKey, after: c.New, key: c.New})
 	}
 	if err := r.delete(p, c, b); err != nil {
 		return err
@@ -336,13 +340,18 @@ func (r *Router) message(c *replication.Change, b *Batch) error {
 // add appends a record if it fits into its topic.
 func (r *Router) add(b *Batch, rec record, topicName string) error {
 	size := recordSize(b, &rec)
-	if limit := int(rec.topic.MaxMessageBytes); size > limit {
+	if limit := min(int(rec.topic.MaxMessageBytes), maxRecordBytes); size > limit {
 		return &RouteError{Reason: ReasonOversize, Detail: fmt.Sprintf(
 			"the record takes %d bytes, topic %s takes %d (max.message.bytes)", size, topicName, limit)}
 	}
 	b.records = append(b.records, rec)
 	return nil
 }
+
+// maxRecordBytes is what a request has room for, whatever the topic takes: neither the
+// client nor a broker with its default settings (socket.request.max.bytes) deals with
+// requests of more than 100 MiB. The rest is for the request's other fields.
+const maxRecordBytes = 100<<20 - 64<<10
 
 // recordBatchOverhead is what a record batch of one record adds to it: the batch
 // header of 61 bytes (Kafka documentation, "Record Batch"), and up to 11 that the
@@ -375,10 +384,21 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 	if topic == nil {
 		return &MissingTopicError{Topic: r.o.DeadLetterTopic}
 	}
+	counted := sourceTopic
 	if r.event.Topic != "" && c.Relation != nil && r.last.outbox != nil {
 		sourceTopic = r.event.Topic // where the event would have gone, valid or not
+		if fault.Reason != ReasonRoute {
+			counted = sourceTopic // a topic that exists
+		}
 	}
-	rec := record{topic: topic, key: r.deadLetterKey(c, b), dead: true}
+	rec := record{topic: topic, key: r.deadLetterKey(c, b, int(topic.MaxMessageBytes)/4), dead: true}
+	if rec.key.n < 0 && topic.Compacted {
+		return &checkpoint.Refusal{
+			What:   fmt.Sprintf("the dead-letter topic %s is compacted (cleanup.policy), where Kafka takes no null key, and a change of %s has none", topic.Name, table),
+			Risk:   "the change cannot be put aside, and dead letters of one key replace each other",
+			Remedy: fmt.Sprintf("set cleanup.policy=delete on %s", topic.Name),
+		}
+	}
 	at := len(b.headers)
 	b.headers = append(b.headers,
 		header{name: "reason", value: b.put([]byte(fault.Reason))},
@@ -389,16 +409,22 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 		rec.where = placeAlone
 	}
 	limit := int(topic.MaxMessageBytes) - recordSize(b, &rec)
+	letterTable := table
+	if c.Relation == nil {
+		letterTable = "" // the letter has the message itself
+	}
 	start := len(b.arena)
 	b.arena = appendDeadLetter(b.arena, &deadLetter{
-		Reason: fault.Reason, Error: fault.Detail, Table: table,
+		Reason: fault.Reason, Error: fault.Detail, Table: letterTable,
 		Position: checkpoint.AppendHeader(nil, commit, seq), Change: c,
 	}, limit)
 	rec.value = b.spanFrom(start)
 	if err := r.add(b, rec, topic.Name); err != nil {
 		return fmt.Errorf("write a dead letter for %s: %w", table, err)
 	}
-	b.tally(sourceTopic, outcomeDeadLettered)
+	// A name that cannot be a topic's is made of the row, and each would be a series of
+	// its own: such an event counts for its table.
+	b.tally(counted, outcomeDeadLettered)
 	return nil
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -11,12 +10,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
-	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/sasl"
-	"github.com/twmb/franz-go/pkg/sasl/aws"
-	"github.com/twmb/franz-go/pkg/sasl/oauth"
-	"github.com/twmb/franz-go/pkg/sasl/plain"
-	"github.com/twmb/franz-go/pkg/sasl/scram"
 
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/internal/config"
@@ -78,7 +71,7 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 			Client:             client,
 			TransactionalID:    c.Kafka.TransactionalID,
 			TransactionTimeout: c.Kafka.TransactionTimeout.Std(),
-			Compression:        compression(c.Kafka.Compression),
+			Compression:        router.Compression(c.Kafka.Compression),
 			CheckpointTopic:    c.Kafka.CheckpointTopic,
 			MaxRecords:         c.Batch.MaxRecords,
 			Logger:             log.With().Str("component", "producer").Logger(),
@@ -125,20 +118,6 @@ func minInsync(c map[string]string) int {
 	return n
 }
 
-func compression(name string) kgo.CompressionCodec {
-	switch name {
-	case "gzip":
-		return kgo.GzipCompression()
-	case "snappy":
-		return kgo.SnappyCompression()
-	case "lz4":
-		return kgo.Lz4Compression()
-	case "zstd":
-		return kgo.ZstdCompression()
-	}
-	return kgo.NoCompression()
-}
-
 func kafkaOptions(k config.Kafka, log zerolog.Logger) (router.ClientOptions, error) {
 	o := router.ClientOptions{Brokers: k.Brokers, Logger: log.With().Str("component", "kafka").Logger()}
 	var err error
@@ -147,14 +126,11 @@ func kafkaOptions(k config.Kafka, log zerolog.Logger) (router.ClientOptions, err
 			return o, err
 		}
 	}
-	if k.SASL.Mechanism != "" {
-		mechanism, err := saslMechanism(k.SASL)
-		if err != nil {
-			return o, err
-		}
-		o.SASL = []sasl.Mechanism{mechanism}
-	}
-	return o, nil
+	o.SASL, err = router.SASLOptions{
+		Mechanism: k.SASL.Mechanism, Username: k.SASL.Username, Password: k.SASL.Password.Reveal(), Token: k.SASL.Token.Reveal(),
+		AccessKey: k.SASL.AccessKey, SecretKey: k.SASL.SecretKey.Reveal(), SessionToken: k.SASL.SessionToken.Reveal(),
+	}.Mechanisms()
+	return o, err
 }
 
 func tlsConfig(t config.TLS) (*tls.Config, error) {
@@ -177,20 +153,4 @@ func tlsConfig(t config.TLS) (*tls.Config, error) {
 		c.Certificates = []tls.Certificate{pair}
 	}
 	return c, nil
-}
-
-func saslMechanism(s config.SASL) (sasl.Mechanism, error) {
-	switch s.Mechanism {
-	case config.SASLPlain:
-		return plain.Auth{User: s.Username, Pass: s.Password.Reveal()}.AsMechanism(), nil
-	case config.SASLSCRAM256:
-		return scram.Auth{User: s.Username, Pass: s.Password.Reveal()}.AsSha256Mechanism(), nil
-	case config.SASLSCRAM512:
-		return scram.Auth{User: s.Username, Pass: s.Password.Reveal()}.AsSha512Mechanism(), nil
-	case config.SASLOAuthBearer:
-		return oauth.Auth{Token: s.Token.Reveal()}.AsMechanism(), nil
-	case config.SASLAWSMSKIAM:
-		return aws.Auth{AccessKey: s.AccessKey, SecretKey: s.SecretKey.Reveal(), SessionToken: s.SessionToken.Reveal()}.AsManagedStreamingIAMMechanism(), nil
-	}
-	return nil, errors.New("kafka.sasl.mechanism: " + s.Mechanism + " is not known")
 }

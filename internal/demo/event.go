@@ -141,6 +141,16 @@ func ParseRecord(r *kgo.Record, arrived time.Time) (Event, error) {
 	return e, nil
 }
 
+// column gives the value of the column name in fields as text, without quotes.
+func column(fields []Field, name string) (string, bool) {
+	for _, f := range fields {
+		if f.Name == name {
+			return plain(f.Value), true
+		}
+	}
+	return "", false
+}
+
 // plain gives a JSON value as a person would write it: a string without its
 // quotes, everything else as it stands.
 func plain(v json.RawMessage) string {
@@ -177,10 +187,29 @@ func (e *Event) Detail() string {
 	case e.Op == "u":
 		return diff(e.Before, e.After)
 	case e.After != nil:
-		return list(e.After)
+		return list(e.beside(e.After))
 	default:
-		return list(e.Before)
+		return list(e.beside(e.Before))
 	}
+}
+
+// beside gives what fields say beside the key, which has a column of its own; all
+// of them where that is nothing.
+func (e *Event) beside(fields []Field) []Field {
+	var key row
+	if json.Unmarshal([]byte(e.Key), &key) != nil {
+		return fields
+	}
+	var rest []Field
+	for _, f := range fields {
+		if _, inKey := column(key, f.Name); !inKey {
+			rest = append(rest, f)
+		}
+	}
+	if rest == nil {
+		return fields
+	}
+	return rest
 }
 
 // diff lists what differs. A column that before lacks (the server sends the key

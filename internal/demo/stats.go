@@ -109,14 +109,14 @@ func (h *histogram) quantile(q float64) time.Duration {
 
 // footer is the live line.
 func footer(t Totals, l LedgerCount, kills int) string {
-	verdict := "each exactly once so far"
+	verdict := "each exactly once"
 	if p := problems(t, LedgerCount{Ghosts: l.Ghosts}); len(p) > 0 {
 		verdict = strings.Join(p, ", ")
 	}
 	text := fmt.Sprintf(" %d records (%d events)  %.1f/s  p50 %s  p99 %s  under way %d  %s",
 		t.Records(), t.Events, t.Rate, formatLatency(t.P50), formatLatency(t.P99), l.Missing, verdict)
 	if kills > 0 {
-		text += fmt.Sprintf("  connector killed %s", times(kills))
+		text += fmt.Sprintf("  killed %s", times(kills))
 	}
 	return text
 }

@@ -146,6 +146,7 @@ type header struct {
 }
 
 func (h header) print(s *Screen) {
+	s.EndFooter()
 	s.Heading("walrelay demo: what a shop commits in PostgreSQL arrives in Kafka, each change exactly once")
 	s.Line("")
 	s.Line(fmt.Sprintf("  PostgreSQL %-5s %s", h.version, h.dsn))

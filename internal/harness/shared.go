@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"sync"
@@ -86,6 +87,8 @@ func Main(m *testing.M) int {
 	if code != 0 {
 		return code
 	}
+	// What fetched a PostgreSQL may keep its connection for a next time, with two goroutines.
+	http.DefaultClient.CloseIdleConnections()
 	if err := goleak.Find(); err != nil {
 		fmt.Fprintln(os.Stderr, "harness: a test left goroutines behind:", err)
 		return 1

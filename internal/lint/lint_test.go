@@ -134,7 +134,7 @@ const (
 // floorOf returns the floor of one of our packages; 0 for a top-level room that the plan does not know.
 func floorOf(p string) int {
 	switch room, _, _ := strings.Cut(p, "/"); {
-	case p == "checkpoint", p == "checkpoint/kafka", p == "internal/config", p == "internal/admin", isAid(p):
+	case p == "checkpoint", p == "checkpoint/kafka", p == "internal/config", p == "internal/admin", p == "internal/killpoint", isAid(p):
 		return ground
 	case room == "replication":
 		return wire
@@ -161,7 +161,7 @@ func isAid(p string) bool {
 func isStream(p string) bool {
 	room, _, _ := strings.Cut(p, "/")
 	return room == "checkpoint" || room == "replication" || room == "snapshot" || room == "router" || room == "cmd" ||
-		strings.HasPrefix(p, "internal/relay") || p == "internal/config" || p == "internal/admin"
+		strings.HasPrefix(p, "internal/relay") || p == "internal/config" || p == "internal/admin" || p == "internal/killpoint"
 }
 
 func checkImports(pkgs []pkg) []string {
@@ -190,12 +190,13 @@ func forbidden(p, imported string) string {
 			return "in the stream's path only router and checkpoint/kafka reach Kafka"
 		}
 	case isPostgresClient(imported):
-		if isStream(p) && p != "replication" && p != "snapshot" {
+		// config parses a connection string with it, to check it, and connects to nothing.
+		if isStream(p) && p != "replication" && p != "snapshot" && p != "internal/config" {
 			return "in the stream's path only replication and snapshot reach PostgreSQL"
 		}
 	case strings.HasPrefix(imported, "github.com/") || floorOf(imported) == 0:
 	case isAid(imported):
-		if isStream(p) {
+		if isStream(p) && floorOf(p) != command { // the demo starts its servers from there
 			return "it is an aid of tests and jobs"
 		}
 	case strings.HasPrefix(imported, p+"/") || strings.HasPrefix(p, imported+"/"): // one room

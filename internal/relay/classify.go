@@ -10,10 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/twmb/franz-go/pkg/kerr"
-	"github.com/twmb/franz-go/pkg/kgo"
-
 	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/replication"
@@ -35,9 +31,11 @@ func (r *Relay) classify(err error) (verdict, string) {
 	var (
 		stop     *router.StopError
 		protocol *replication.ProtocolError
-		pgErr    *pgconn.PgError
+		kafka    *kafkaError
 	)
 	switch {
+	case errors.Is(err, checkpoint.ErrBroken):
+		return fatal, "bug"
 	case errors.Is(err, errPublicationsReady):
 		return restart, "publication"
 	case checkpoint.IsRefusal(err):
@@ -58,15 +56,14 @@ func (r *Relay) classify(err error) (verdict, string) {
 		return retry, "source"
 	case replication.PublicationTooYoung(err):
 		return fatal, "refused"
-	case errors.As(err, &pgErr):
-		if decodingFailed(pgErr) {
-			return fatal, "decoding"
-		}
+	case replication.DecodingFailed(err):
+		return fatal, "decoding"
+	case replication.IsServer(err):
 		return retry, "source"
 	case errors.Is(err, ckafka.ErrOpenTransaction):
 		return retry, "open-transaction"
-	case isKafka(err):
-		if !r.kafkaSeen && kafkaConfiguration(err) {
+	case errors.As(err, &kafka):
+		if !r.kafkaSeen && router.IsConfiguration(err) {
 			return fatal, "kafka"
 		}
 		return retry, "kafka"
@@ -78,42 +75,24 @@ func (r *Relay) classify(err error) (verdict, string) {
 	return fatal, "bug"
 }
 
-// decodingFailed tells that the server cannot decode the WAL at this place, so that
-// every retry meets the same error: it comes from within the output plugin, and it is
-// about data and not about the connection.
-func decodingFailed(e *pgconn.PgError) bool {
-	if !strings.Contains(e.Where, "output plugin") {
-		return false
-	}
-	class := e.Code[:min(2, len(e.Code))]
-	switch class {
-	case "57", "53", "08", "58": // shutdown, resources, connection, I/O
-		return false
-	}
-	return true
-}
+// kafkaError marks an error of work with Kafka. The client has many errors that are no
+// answer of a broker; all of them may pass.
+type kafkaError struct{ err error }
 
-// isKafka tells whether the error came from the Kafka side.
-func isKafka(err error) bool {
-	var ke *kerr.Error
-	var ge *kgo.ErrGroupSession
-	return errors.As(err, &ke) || errors.As(err, &ge) || errors.Is(err, kgo.ErrClientClosed) ||
-		errors.Is(err, kgo.ErrRecordTimeout) || errors.Is(err, kgo.ErrRecordRetries) || strings.Contains(err.Error(), "Kafka")
-}
+func (e *kafkaError) Error() string { return e.err.Error() }
+func (e *kafkaError) Unwrap() error { return e.err }
 
-// kafkaConfiguration tells whether Kafka cannot be reached for something that is
-// written in the configuration.
-func kafkaConfiguration(err error) bool {
-	var dns *net.DNSError
-	return errors.As(err, &dns) && dns.IsNotFound ||
-		errors.Is(err, kerr.SaslAuthenticationFailed) || errors.Is(err, kerr.UnsupportedSaslMechanism) ||
-		errors.Is(err, kerr.ClusterAuthorizationFailed) || errors.Is(err, kerr.TransactionalIDAuthorizationFailed)
+func onKafka(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &kafkaError{err}
 }
 
 func isNetwork(err error) bool {
 	var ne net.Error
 	return errors.As(err, &ne) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, net.ErrClosed) || pgconn.Timeout(err) || strings.Contains(err.Error(), "conn closed")
+		errors.Is(err, net.ErrClosed) || replication.IsTimeout(err) || strings.Contains(err.Error(), "conn closed")
 }
 
 // backoff waits longer from time to time, with jitter.

@@ -397,7 +397,7 @@ func (l *loop) ended(err error) error {
 	l.s.r.delivering(time.Time{})
 	if err != nil {
 		l.inFlight = nil
-		return err
+		return onKafka(l.s.explainFence(err))
 	}
 	return l.delivered()
 }

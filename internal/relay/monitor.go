@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
 	"github.com/walrelay/walrelay/checkpoint"
@@ -23,7 +22,7 @@ type monitor struct {
 	pending []checkpoint.Publication // without a horizon yet
 	bound   checkpoint.XID           // of OpenHorizon; 0 until opened
 
-	conn *pgx.Conn
+	conn *replication.Conn
 	said string // the problem said last
 	// stalled is how long Kafka had kept a batch waiting when that was last looked at.
 	stalled time.Duration

@@ -8,9 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
-	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
@@ -25,8 +23,8 @@ type session struct {
 	r   *Relay
 	log zerolog.Logger
 
-	conn     *pgx.Conn   // for the catalog
-	admin    *kgo.Client // for topics and the checkpoint topic
+	conn     *replication.Conn // for the catalog
+	admin    *router.Client    // for topics and the checkpoint topic
 	store    *ckafka.Store
 	catalog  *router.Catalog
 	stream   *replication.Stream
@@ -118,7 +116,7 @@ func (s *session) inspect(ctx context.Context) (err error) {
 	s.store = ckafka.NewStore(s.admin, o.Checkpoint)
 	s.catalog = router.NewCatalog(s.admin)
 	if err := s.store.EnsureTopic(ctx); err != nil {
-		return err
+		return onKafka(err)
 	}
 	f := &s.facts
 	f.Managed, f.SlotName, f.Publication, f.CheckpointTopic = !o.Existing, o.Slot, o.Publications.Publication, o.Checkpoint.Topic
@@ -134,7 +132,7 @@ func (s *session) inspect(ctx context.Context) (err error) {
 		return err
 	}
 	if f.Checkpoint, _, err = s.store.Peek(ctx); err != nil {
-		return err
+		return onKafka(err)
 	}
 	if f.PublicationFound && f.SlotFound && f.Checkpoint.IsZero() {
 		if f.Order, err = replication.ReadOrder(ctx, s.r.connect, f.Publication, f.SlotName); err != nil {
@@ -178,7 +176,7 @@ func (s *session) reachKafka(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
 	if err := s.admin.Ping(ctx); err != nil {
-		return fmt.Errorf("connect to Kafka at %s: %w; check kafka.brokers, kafka.tls and kafka.sasl, and that the brokers run", strings.Join(s.r.o.Kafka.Brokers, ","), err)
+		return onKafka(fmt.Errorf("connect to Kafka at %s: %w; check kafka.brokers, kafka.tls and kafka.sasl, and that the brokers run", strings.Join(s.r.o.Kafka.Brokers, ","), err))
 	}
 	s.r.kafkaReached()
 	return nil
@@ -396,7 +394,23 @@ func (s *session) fence(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return s.producer.Fence(ctx)
+	return onKafka(s.producer.Fence(ctx))
+}
+
+// explainFence tells a takeover from a transaction that the broker ended because it
+// stood open for longer than transaction-timeout (Kafka stood still): the answer is the
+// same, but whoever holds the slot cannot have been taken over.
+func (s *session) explainFence(err error) error {
+	if !errors.Is(err, router.ErrFenced) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
+	defer cancel()
+	slot, found, serr := replication.ReadSlot(ctx, s.conn, s.r.o.Slot)
+	if serr != nil || !found || uint32(slot.ActivePID) != s.stream.PID() {
+		return err
+	}
+	return fmt.Errorf("Kafka ended the transaction, which stood open for longer than kafka.transaction-timeout: %v", err) //nolint:errorlint // no takeover, so ErrFenced must not be found
 }
 
 // resume reads the checkpoint, up to the end of its log, and refuses where it does not
@@ -407,13 +421,13 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 	f := &s.facts
 	cp, found, err := s.store.Load(ctx)
 	if err != nil {
-		return none, err
+		return none, onKafka(err)
 	}
 	f.Checkpoint = cp
 	if !found {
 		virgin, reason, err := s.store.Virgin(ctx)
 		if err != nil {
-			return none, err
+			return none, onKafka(err)
 		}
 		f.CheckpointTopicUsed = !virgin
 		if !virgin {
@@ -454,7 +468,7 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 		first := router.NewBatch(s.r.o.Limits)
 		first.Advance(cp.Position, false)
 		if err := s.producer.Deliver(ctx, first, &cp); err != nil {
-			return none, fmt.Errorf("write the first checkpoint: %w", err)
+			return none, onKafka(fmt.Errorf("write the first checkpoint: %w", err))
 		}
 	}
 	return cp, nil
@@ -525,7 +539,7 @@ func (s *session) ensureTopics(ctx context.Context, names ...string) error {
 			Err:    err,
 		}
 	}
-	return err
+	return onKafka(err)
 }
 
 // relay streams.
