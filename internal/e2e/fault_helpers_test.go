@@ -8,8 +8,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/goccy/go-yaml"
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -97,20 +94,6 @@ func (b *faultBed) set(path string, value any) {
 func (b *faultBed) start(args ...string) *harness.Proc {
 	b.t.Helper()
 	return harness.Start(b.t, b.yaml, append([]string{"run"}, args...)...)
-}
-
-// startWith starts the connector with variables in its environment, name=value.
-func (b *faultBed) startWith(env ...string) *harness.Proc {
-	b.t.Helper()
-	text, err := yaml.Marshal(b.yaml)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	file := filepath.Join(b.t.TempDir(), "walrelay.yaml")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		b.t.Fatal(err)
-	}
-	return harness.StartProgram(b.t, "/usr/bin/env", nil, append(env, harness.Binary(b.t), "run", "-c", file)...)
 }
 
 // stream starts the connector and waits until it streams.
@@ -316,7 +299,7 @@ func (b *faultBed) metrics(p *harness.Proc) map[string]float64 {
 	return out
 }
 
-// sum adds the series of a metric that hold a text, such as a label.
+// faultSum adds the series of a metric that hold a text, such as a label.
 func faultSum(metrics map[string]float64, name, holds string) float64 {
 	sum := 0.0
 	for _, series := range slices.Sorted(maps.Keys(metrics)) {
@@ -327,7 +310,7 @@ func faultSum(metrics map[string]float64, name, holds string) float64 {
 	return sum
 }
 
-// phase waits until the connector's state is one of these.
+// phase waits until the connector is in this phase.
 func (b *faultBed) phase(p *harness.Proc, want string) {
 	b.t.Helper()
 	harness.WaitFor(b.t, "phase "+want, harness.DefaultTimeout, func() (bool, error) {

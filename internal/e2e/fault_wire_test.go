@@ -33,7 +33,6 @@ type faultWire struct {
 	rules   map[int16]func(n int) faultAct
 	taken   map[int16]int // requests that the rule of a key has judged
 	seen    map[int16]int
-	order   []int16
 	held    int
 	gate    int // counts releases; a held request waits for the next
 	forward bool
@@ -105,6 +104,7 @@ func (w *faultWire) open(forward, clearRules bool) {
 		clear(w.rules)
 	}
 	w.gate++
+	w.held = 0 // here and not where they wake: whoever looks next must not see them
 	w.forward = forward
 	w.changed.Broadcast()
 }
@@ -191,7 +191,6 @@ func (w *faultWire) judge(key int16) faultAct {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seen[key]++
-	w.order = append(w.order, key)
 	rule := w.rules[key]
 	if rule == nil {
 		return faultPass
@@ -205,7 +204,6 @@ func (w *faultWire) judge(key int16) faultAct {
 	for gate := w.gate; w.gate == gate && !w.closed; {
 		w.changed.Wait()
 	}
-	w.held--
 	if w.forward && !w.closed {
 		return faultPass
 	}

@@ -233,6 +233,7 @@ func (m *monitor) publications(ctx context.Context) error {
 			return err
 		}
 	}
+	m.s.r.setWarnings(m.log, plan.Warnings)
 	changes, err := replication.Sync(ctx, m.conn, plan)
 	if err != nil {
 		return err
