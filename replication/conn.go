@@ -105,10 +105,10 @@ func Connect(ctx context.Context, dsn, appName string, opts ...ConnOption) (*pgx
 	return conn, nil
 }
 
-// ReplicationConfig is the configuration of a walsender connection
+// WalsenderConfig is the configuration of a walsender connection
 // (replication=database), with the same session settings as Connect. Pass it to
 // ConnectReplication.
-func ReplicationConfig(dsn, appName string, opts ...ConnOption) (*pgconn.Config, error) {
+func WalsenderConfig(dsn, appName string, opts ...ConnOption) (*pgconn.Config, error) {
 	cfg, err := pgconn.ParseConfig(dsn)
 	if err != nil {
 		return nil, dsnError(err)

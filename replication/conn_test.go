@@ -49,7 +49,7 @@ func TestNoErrorShowsThePassword(t *testing.T) {
 		if errors.As(err, &withConfig) {
 			t.Errorf("%s: the error carries the configuration with the password", dsn)
 		}
-		if _, err := ReplicationConfig(dsn, "walrelay_test"); err != nil && strings.Contains(err.Error(), "s3cr3t") {
+		if _, err := WalsenderConfig(dsn, "walrelay_test"); err != nil && strings.Contains(err.Error(), "s3cr3t") {
 			t.Errorf("%s: the error shows the password: %v", dsn, err)
 		}
 	}
@@ -63,7 +63,7 @@ func TestGoodDSNsAreAccepted(t *testing.T) {
 		"postgresql:///db?host=/var/run/postgresql&user=a@b",
 		"host=/tmp user=u password='a b@c/d' dbname=db",
 	} {
-		cfg, err := ReplicationConfig(dsn, "walrelay_shop")
+		cfg, err := WalsenderConfig(dsn, "walrelay_shop")
 		if err != nil {
 			t.Errorf("%s: %v", dsn, err)
 			continue
@@ -75,7 +75,7 @@ func TestGoodDSNsAreAccepted(t *testing.T) {
 }
 
 func TestDSNParameterInAnotherCaseDoesNotCompete(t *testing.T) {
-	cfg, err := ReplicationConfig("postgres://u@localhost/db?timezone=Asia/Kolkata&DATESTYLE=German&search_path=a", "walrelay_shop")
+	cfg, err := WalsenderConfig("postgres://u@localhost/db?timezone=Asia/Kolkata&DATESTYLE=German&search_path=a", "walrelay_shop")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestConnectErrorsOnServers(t *testing.T) {
 			t.Errorf("refused: %v", err)
 		}
 		_, dsn := s.mustRole(t, mustConnect(t, s.dsn), "NOREPLICATION")
-		cfg, err := ReplicationConfig(dsn, "walrelay_test")
+		cfg, err := WalsenderConfig(dsn, "walrelay_test")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +174,7 @@ func TestSettingsWinOverRoleAndDatabase(t *testing.T) {
 			sep = "&"
 		}
 		dsn += sep + "options=-c%20TimeZone%3DAsia/Kolkata&timezone=Asia/Kolkata"
-		cfg, err := ReplicationConfig(dsn, "walrelay_shop")
+		cfg, err := WalsenderConfig(dsn, "walrelay_shop")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -197,7 +197,7 @@ func TestTerminateHolder(t *testing.T) {
 		if pid, err := TerminateHolder(t.Context(), conn, name); pid != 0 || err != nil {
 			t.Errorf("nobody holds it: pid %d, %v", pid, err)
 		}
-		cfg, err := ReplicationConfig(s.dsn, "walrelay_test")
+		cfg, err := WalsenderConfig(s.dsn, "walrelay_test")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -43,7 +43,7 @@ func mustSource(t *testing.T, setup string, options ...harness.PGOption) *harnes
 // mustOpen connects a stream and does not start it.
 func mustOpen(t *testing.T, dsn string) *Stream {
 	t.Helper()
-	cfg, err := ReplicationConfig(dsn, "walrelay_test")
+	cfg, err := WalsenderConfig(dsn, "walrelay_test")
 	if err != nil {
 		t.Fatal(err)
 	}

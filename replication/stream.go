@@ -90,7 +90,7 @@ var ErrPublicationTooYoung = errors.New("a publication is younger than the WAL t
 // ErrStreamClosed says that the stream was closed by this side.
 var ErrStreamClosed = errors.New("stream closed")
 
-// Open connects in replication mode. cfg comes from ReplicationConfig; the stream
+// Open connects in replication mode. cfg comes from WalsenderConfig; the stream
 // changes nothing in it.
 func Open(ctx context.Context, cfg *pgconn.Config) (*Stream, error) {
 	s := &Stream{cfg: cfg.Copy(), kick: make(chan struct{}, 1)}

@@ -163,7 +163,7 @@ func (s *session) readDatabase(ctx context.Context) (err error) {
 }
 
 func (s *session) openStream(ctx context.Context) (*replication.Stream, error) {
-	cfg, err := replication.ReplicationConfig(s.r.o.DSN, s.r.o.AppName, s.r.o.ConnOptions...)
+	cfg, err := replication.WalsenderConfig(s.r.o.DSN, s.r.o.AppName, s.r.o.ConnOptions...)
 	if err != nil {
 		return nil, err
 	}
