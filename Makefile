@@ -14,7 +14,7 @@ ERRORLINT   := github.com/polyfloyd/go-errorlint@v1.8.0
 REVIVE      := github.com/mgechev/revive@v1.17.0
 
 FUZZTIME     ?= 10s
-TEST_TIMEOUT ?= 15m
+TEST_TIMEOUT ?= 40m
 TESTFLAGS    ?=
 
 # Packages whose tests start real servers, and the others, found by what their tests import.

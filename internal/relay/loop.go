@@ -323,7 +323,7 @@ func (l *loop) route(ctx context.Context, c *replication.Change) error {
 		if !errors.As(err, &missing) {
 			return err
 		}
-		if err := l.s.ensureTopics(ctx, missing.Topic); err != nil {
+		if err := l.ensureTopic(ctx, missing.Topic); err != nil {
 			var name *router.TopicNameError
 			if errors.As(err, &name) && l.s.router.RejectTopic(c, missing.Topic, err) {
 				continue // it becomes a dead letter
@@ -331,6 +331,28 @@ func (l *loop) route(ctx context.Context, c *replication.Change) error {
 			return err
 		}
 	}
+}
+
+// ensureTopic looks up or creates a topic while there is a batch in hand, which the
+// signal to stop must not throw away: like a delivery it has stop-timeout from then on.
+func (l *loop) ensureTopic(ctx context.Context, topic string) error {
+	asking, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	release := context.AfterFunc(ctx, func() {
+		t := time.NewTimer(l.s.r.o.StopTimeout)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			cancel()
+		case <-asking.Done():
+		}
+	})
+	defer release()
+	err := l.s.ensureTopics(asking, topic)
+	if err != nil && asking.Err() != nil {
+		return onKafka(fmt.Errorf("stop: topic %s could not be had within stop-timeout (%s): %v", topic, l.s.r.o.StopTimeout, err)) //nolint:errorlint // the cancellation is ours and means nothing to the caller
+	}
+	return err
 }
 
 func (l *loop) advance(ends bool) {
