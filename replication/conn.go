@@ -114,6 +114,13 @@ func ReplicationConfig(dsn, appName string, opts ...ConnOption) (*pgconn.Config,
 		return nil, err
 	}
 	cfg.RuntimeParams["replication"] = "database"
+	settle := cfg.AfterConnect
+	cfg.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		if err := settle(ctx, conn); err != nil {
+			return err
+		}
+		return rawEncoding(ctx, conn)
+	}
 	return cfg, nil
 }
 
@@ -176,6 +183,17 @@ func afterConnect(ctx context.Context, conn *pgconn.PgConn) error {
 	// transaction_timeout would cut a large source transaction at the same point
 	// after every reconnect.
 	_, err := conn.Exec(ctx, "SET transaction_timeout = 0").ReadAll()
+	return err
+}
+
+// rawEncoding asks for the bytes as they are stored where the database has no encoding.
+// With client_encoding UTF8 the server would check them and end the stream at the first
+// value that is not UTF-8, again after every reconnect; so it is one dead letter.
+func rawEncoding(ctx context.Context, conn *pgconn.PgConn) error {
+	if conn.ParameterStatus("server_encoding") != "SQL_ASCII" {
+		return nil
+	}
+	_, err := conn.Exec(ctx, "SET client_encoding = 'SQL_ASCII'").ReadAll()
 	return err
 }
 
