@@ -54,7 +54,7 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 		if o.Schema == rel.Schema && o.Table == rel.Name {
 			var err error
 			p.topicName = p.label
-			p.outbox, err = compileOutbox(rel, o, r.o.Prefix, ValidTopicName)
+			p.outbox, err = compileOutbox(rel, o, r.o.Prefix, r.validTopic)
 			return p, err
 		}
 	}
@@ -90,9 +90,25 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 	return p, err
 }
 
+// validTopic is ValidTopicName, and keeps events out of the checkpoint topic: one with
+// the key "state" or "position" would be read as the connector's own.
+func (r *Router) validTopic(name string) error {
+	if name != "" && name == r.o.CheckpointTopic {
+		return &TopicNameError{Name: name, Reason: "it is the checkpoint topic, which holds this connector's position"}
+	}
+	return ValidTopicName(name)
+}
+
 // claimTopic makes sure that rewriting characters does not bring two tables into
 // one topic, where their keys would mix.
 func (r *Router) claimTopic(p *tablePlan) error {
+	if err := r.validTopic(p.topicName); err != nil {
+		return &checkpoint.Refusal{
+			What:   fmt.Sprintf("table %s cannot have the topic %s: %v", p.label, p.topicName, err),
+			Risk:   "its rows cannot be delivered there",
+			Remedy: fmt.Sprintf("change topics.table, or exclude the table under source.tables (\"!%s\")", p.label),
+		}
+	}
 	other, taken := r.sanitized[p.topicName]
 	if taken && other != p.label && !r.sameTopicByTemplate(other, p.label) {
 		return &checkpoint.Refusal{
