@@ -79,6 +79,7 @@ type Relay struct {
 	tookOver bool
 
 	sourceSeen, kafkaSeen bool // each was reached once
+	resumed               bool // a checkpoint was read or written, so there has to be one
 	fault                 fault
 
 	mu        sync.Mutex

@@ -419,7 +419,9 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 		if err != nil {
 			return none, err
 		}
-		f.CheckpointTopicUsed = !virgin
+		// A topic that was deleted under a running connector is as new as one that
+		// never was; to adopt the slot would repeat what is delivered of a cut transaction.
+		f.CheckpointTopicUsed = !virgin || s.r.resumed
 		if !virgin {
 			s.log.Warn().Str("topic", f.CheckpointTopic).Str("found", reason).Msg("no checkpoint in a checkpoint topic that was written to")
 		}
@@ -461,6 +463,7 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 			return none, fmt.Errorf("write the first checkpoint: %w", err)
 		}
 	}
+	s.r.resumed = true
 	return cp, nil
 }
 
