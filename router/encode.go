@@ -123,6 +123,12 @@ func (r *Router) claimTopic(p *tablePlan) error {
 	return nil
 }
 
+// ClaimTopic takes the topic of a table before its first row, so that two tables that
+// meet in one end the start with a *checkpoint.Refusal, and not the stream weeks later.
+func (r *Router) ClaimTopic(schema, table string) error {
+	return r.claimTopic(&tablePlan{label: schema + "." + table, topicName: r.o.TableTopic(schema, table)})
+}
+
 // sameTopicByTemplate tells that the topics.table template itself leaves out what
 // tells the tables apart: then they were meant to share a topic.
 func (r *Router) sameTopicByTemplate(a, b string) bool {

@@ -33,3 +33,30 @@ func TestReservedTopicsAreNoTargets(t *testing.T) {
 		t.Errorf("a table whose topic is the checkpoint topic: %v", err)
 	}
 }
+
+// Tables that meet in one topic are told apart at the start, where the template does not
+// want them together.
+func TestTablesThatMeetInATopicAreRefusedAtTheStart(t *testing.T) {
+	for _, tt := range []struct {
+		template string
+		refused  bool
+	}{{"{prefix}.{schema}.{table}", true}, {"{prefix}.{schema}", false}} {
+		topic, err := TableTopics(tt.template, "shop")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := NewRouter(Options{Name: "shop", TableTopic: topic}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.ClaimTopic("public", "a b"); err != nil {
+			t.Error(err)
+		}
+		if err := r.ClaimTopic("public", "a b"); err != nil {
+			t.Errorf("the same table again: %v", err)
+		}
+		if err := r.ClaimTopic("public", "a_b"); checkpoint.IsRefusal(err) != tt.refused {
+			t.Errorf("%s: %v", tt.template, err)
+		}
+	}
+}

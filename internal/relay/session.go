@@ -510,7 +510,13 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
 		return err
 	}
-	topics := s.r.o.tableTopics(s.plan)
+	var topics []string // made in few requests
+	for _, t := range s.r.o.plannedTables(s.plan) {
+		if err := s.router.ClaimTopic(t.Schema, t.Name); err != nil {
+			return err
+		}
+		topics = append(topics, ro.TableTopic(t.Schema, t.Name))
+	}
 	if ro.DeadLetterTopic != "" {
 		topics = append(topics, ro.DeadLetterTopic)
 	}
