@@ -3,7 +3,9 @@ package replication
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -193,6 +195,38 @@ func TestSettingsWinOverRoleAndDatabase(t *testing.T) {
 					t.Errorf("%s connection: %s is %q, want %q", kind, name, got, value)
 				}
 			}
+		}
+	})
+}
+
+// TestBytesOfADatabaseWithoutEncoding proves that a stream from an SQL_ASCII database
+// gets bytes that are not UTF-8, instead of an error of the server.
+func TestBytesOfADatabaseWithoutEncoding(t *testing.T) {
+	onServers(t, func(t *testing.T, s server) {
+		admin := mustConnect(t, s.dsn)
+		name := fmt.Sprintf("wr_ascii_%d", time.Now().UnixNano())
+		mustExec(t, admin, "CREATE DATABASE "+name+" ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+		t.Cleanup(func() { mustExec(t, mustConnect(t, s.dsn), "DROP DATABASE "+name+" WITH (FORCE)") })
+		u, err := url.Parse(s.dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.Path = "/" + name
+		cfg, err := WalsenderConfig(u.String(), "walrelay_test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := ConnectReplication(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+		res, err := conn.Exec(t.Context(), `SELECT E'a\377b'`).ReadAll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(res[0].Rows[0][0]); got != "a\xffb" {
+			t.Errorf("the bytes are %q, want %q", got, "a\xffb")
 		}
 	})
 }

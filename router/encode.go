@@ -57,7 +57,7 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 		if o.Schema == rel.Schema && o.Table == rel.Name {
 			var err error
 			p.topicName = strings.ToValidUTF8(p.label, "_") // for metrics only
-			p.outbox, err = compileOutbox(rel, o, r.o.Prefix, ValidTopicName)
+			p.outbox, err = compileOutbox(rel, o, r.o.Prefix, r.validTopic)
 			return p, err
 		}
 	}
@@ -93,9 +93,25 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 	return p, err
 }
 
+// validTopic is ValidTopicName, and keeps events out of the checkpoint topic: one with
+// the key "state" or "position" would be read as the connector's own.
+func (r *Router) validTopic(name string) error {
+	if name != "" && name == r.o.CheckpointTopic {
+		return &TopicNameError{Name: name, Reason: "it is the checkpoint topic, which holds this connector's position"}
+	}
+	return ValidTopicName(name)
+}
+
 // claimTopic makes sure that rewriting characters does not bring two tables into
 // one topic, where their keys would mix.
 func (r *Router) claimTopic(p *tablePlan) error {
+	if err := r.validTopic(p.topicName); err != nil {
+		return &checkpoint.Refusal{
+			What:   fmt.Sprintf("table %s cannot have the topic %s: %v", p.label, p.topicName, err),
+			Risk:   "its rows cannot be delivered there",
+			Remedy: fmt.Sprintf("change topics.table, or exclude the table under source.tables (\"!%s\")", p.label),
+		}
+	}
 	other := r.claimed[p.topicName]
 	if other == nil || other.OID == p.rel.OID { // the same table, renamed perhaps
 		r.claimed[p.topicName] = p.rel
@@ -109,6 +125,13 @@ func (r *Router) claimTopic(p *tablePlan) error {
 		Risk:   "rows of the two tables could not be told apart",
 		Remedy: fmt.Sprintf("exclude one under source.tables (\"!%s\"), or rename it", p.label),
 	}
+}
+
+// ClaimTopic takes the topic of a table before its first row, so that two tables that
+// meet in one end the start with a *checkpoint.Refusal, and not the stream weeks later.
+func (r *Router) ClaimTopic(oid uint32, schema, table string) error {
+	rel := &replication.Relation{OID: oid, Schema: schema, Name: table}
+	return r.claimTopic(&tablePlan{rel: rel, label: schema + "." + table, topicName: r.o.TableTopic(schema, table)})
 }
 
 // meetByTemplate tells that a and b differ in nothing but what the topics.table

@@ -33,6 +33,9 @@ type Options struct {
 	// ToastMarker stands for an unchanged TOAST value; nil leaves the column out.
 	ToastMarker *string
 
+	// CheckpointTopic is where the stored position is; no change may be routed there.
+	CheckpointTopic string
+
 	DeadLetterTopic string
 	// DeadLetterOn are the reasons that make a change a dead letter; any other stops
 	// the stream with *StopError, and so do all where it is empty.

@@ -27,7 +27,8 @@ func (e *TopicNameError) Error() string {
 }
 
 // ValidTopicName tells whether Kafka takes s as the name of a topic: letters, digits,
-// dot, underscore and dash, at most 249 of them. The error is a *TopicNameError.
+// dot, underscore and dash, at most 249 of them, and none of Kafka's own. The error is
+// a *TopicNameError.
 func ValidTopicName(s string) error {
 	switch {
 	case s == "":
@@ -36,6 +37,8 @@ func ValidTopicName(s string) error {
 		return &TopicNameError{Name: s, Reason: `"." and ".." are not allowed`}
 	case len(s) > maxTopicName:
 		return &TopicNameError{Name: s, Reason: fmt.Sprintf("it has %d characters, Kafka takes %d", len(s), maxTopicName)}
+	case internalTopic(s):
+		return &TopicNameError{Name: s, Reason: "it is one of Kafka's own, which takes no records of others"}
 	}
 	for _, r := range s {
 		if !topicRune(r) {
@@ -43,6 +46,16 @@ func ValidTopicName(s string) error {
 		}
 	}
 	return nil
+}
+
+// internalTopic tells that Kafka keeps its own state in the topic s. It exists, so that
+// only the produce request would fail, which must not look like trouble that passes.
+func internalTopic(s string) bool {
+	switch s {
+	case "__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata":
+		return true
+	}
+	return false
 }
 
 // SanitizeTopic replaces each character that Kafka does not take by an underscore.

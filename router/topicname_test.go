@@ -12,7 +12,7 @@ func TestValidTopicName(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, s := range []string{"", ".", "..", "a b", "a/b", "é", "a\x00", "a\xff", "order:created", strings.Repeat("x", 250)} {
+	for _, s := range []string{"", ".", "..", "a b", "a/b", "é", "a\x00", "a\xff", "order:created", "__transaction_state", "__consumer_offsets", strings.Repeat("x", 250)} {
 		var tn *TopicNameError
 		if err := ValidTopicName(s); !errors.As(err, &tn) || tn.Name != s || len(err.Error()) > 500 {
 			t.Errorf("%q: %v", s, err)

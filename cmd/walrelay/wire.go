@@ -40,6 +40,7 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 		Prefix:          c.Topics.Prefix,
 		Tombstones:      c.Format.Tombstones,
 		DeadLetterTopic: prefix(c.DeadLetter.Topic),
+		CheckpointTopic: c.Kafka.CheckpointTopic,
 	}
 	if c.DeadLetter.OnError != config.OnErrorStop {
 		ro.DeadLetterOn = c.DeadLetter.On

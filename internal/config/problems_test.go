@@ -264,3 +264,21 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// The checkpoint topic holds the position and nothing else, by whatever name it goes.
+func TestNoRecordsIntoTheCheckpointTopic(t *testing.T) {
+	const base = "name: shop\nsource: {dsn: postgres://u@h/shop}\nkafka: {brokers: [\"h:9092\"], checkpoint-topic: shop.position}\n"
+	for section, path := range map[string]string{
+		"topics: {table: \"{prefix}.position\"}":           "topics.table",
+		"topics: {message: shop.position}":                 "topics.message",
+		"dead-letter: {topic: \"{prefix}.position\"}":      "dead-letter.topic",
+		"topics: {table: \"{prefix}.position.{table}\"}\n": "",
+	} {
+		text := base + section
+		if path == "" {
+			wantLines(t, text, problemsOf(t, text))
+			continue
+		}
+		wantLines(t, text, problemsOf(t, text), path+": is the checkpoint topic")
+	}
+}

@@ -289,6 +289,8 @@ func (v *validator) topics(c Config) {
 	} {
 		if reason, remedy := fixedTemplate(f.template, f.names...); reason != "" {
 			v.bad(f.path, quoteEmpty(f.template), reason, remedy)
+		} else if c.Kafka.CheckpointTopic != "" && strings.ReplaceAll(f.template, "{prefix}", t.Prefix) == c.Kafka.CheckpointTopic {
+			v.bad(f.path, f.template, "is the checkpoint topic, which holds only the position", "write another name, such as {prefix}.records")
 		}
 	}
 	if t.ReplicationFactor == 0 {

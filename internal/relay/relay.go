@@ -50,21 +50,22 @@ type Options struct {
 	Registerer prometheus.Registerer
 }
 
-// tableTopics are the topics of the planned tables, to be made in few requests.
-func (o *Options) tableTopics(plan replication.Plan) []string {
+// plannedTables are the planned tables that are not outboxes: those with a topic of
+// their own.
+func (o *Options) plannedTables(plan replication.Plan) []replication.Table {
 	outbox := map[string]bool{}
 	for _, t := range o.Publications.Outbox {
 		outbox[t] = true
 	}
-	var topics []string
+	var tables []replication.Table
 	for _, list := range [][]replication.Table{plan.All, plan.Insert} {
 		for _, t := range list {
 			if !outbox[t.String()] {
-				topics = append(topics, o.Router.TableTopic(t.Schema, t.Name))
+				tables = append(tables, t)
 			}
 		}
 	}
-	return topics
+	return tables
 }
 
 // Relay is the connector.
@@ -79,6 +80,7 @@ type Relay struct {
 	tookOver bool
 
 	sourceSeen, kafkaSeen bool // each was reached once
+	resumed               bool // a checkpoint was read or written, so there has to be one
 	fault                 fault
 
 	mu        sync.Mutex

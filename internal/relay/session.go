@@ -429,7 +429,9 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 		if err != nil {
 			return none, onKafka(err)
 		}
-		f.CheckpointTopicUsed = !virgin
+		// A topic that was deleted under a running connector is as new as one that
+		// never was; to adopt the slot would repeat what is delivered of a cut transaction.
+		f.CheckpointTopicUsed = !virgin || s.r.resumed
 		if !virgin {
 			s.log.Warn().Str("topic", f.CheckpointTopic).Str("found", reason).Msg("no checkpoint in a checkpoint topic that was written to")
 		}
@@ -471,6 +473,7 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 			return none, onKafka(fmt.Errorf("write the first checkpoint: %w", err))
 		}
 	}
+	s.r.resumed = true
 	return cp, nil
 }
 
@@ -517,7 +520,13 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
 		return err
 	}
-	topics := s.r.o.tableTopics(s.plan)
+	var topics []string // made in few requests
+	for _, t := range s.r.o.plannedTables(s.plan) {
+		if err := s.router.ClaimTopic(t.OID, t.Schema, t.Name); err != nil {
+			return err
+		}
+		topics = append(topics, ro.TableTopic(t.Schema, t.Name))
+	}
 	if ro.DeadLetterTopic != "" {
 		topics = append(topics, ro.DeadLetterTopic)
 	}
