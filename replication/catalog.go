@@ -285,6 +285,51 @@ func names(tables []Table, limit int) string {
 	return b.String()
 }
 
+// Describe gives tables as the catalog has them now, in the form of a RELATION message,
+// by OID: to try a configuration on them before anything is created. What the stream
+// says of them later is what counts.
+func Describe(ctx context.Context, conn *pgx.Conn, oids []uint32) (map[uint32]*Relation, error) {
+	rows, err := conn.Query(ctx, `
+SELECT c.oid, n.nspname::text, c.relname::text, c.relreplident::text,
+       a.attname::text, a.atttypid, a.atttypmod, coalesce(x.attnum IS NOT NULL, false) OR c.relreplident = 'f', coalesce(p.attnum IS NOT NULL, false)
+  FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  LEFT JOIN LATERAL (SELECT k.attnum FROM pg_catalog.pg_index i, unnest(i.indkey) AS k(attnum)
+         WHERE i.indrelid = c.oid AND k.attnum = a.attnum
+           AND (c.relreplident = 'd' AND i.indisprimary OR c.relreplident = 'i' AND i.indisreplident) LIMIT 1) x ON true
+  LEFT JOIN LATERAL (SELECT k.attnum FROM pg_catalog.pg_index i, unnest(i.indkey) AS k(attnum)
+         WHERE i.indrelid = c.oid AND k.attnum = a.attnum AND i.indisprimary LIMIT 1) p ON true
+ WHERE c.oid = ANY($1)
+ ORDER BY c.oid, a.attnum`, oids)
+	if err != nil {
+		return nil, fmt.Errorf("describe tables: %w", err)
+	}
+	tables := make(map[uint32]*Relation, len(oids))
+	var (
+		oid                    uint32
+		schema, name, identity string
+		column                 Column
+		primary                bool
+	)
+	_, err = pgx.ForEachRow(rows, []any{&oid, &schema, &name, &identity, &column.Name, &column.TypeOID, &column.TypeMod, &column.Identity, &primary}, func() error {
+		rel := tables[oid]
+		if rel == nil {
+			rel = &Relation{OID: oid, Schema: schema, Name: name, Identity: ReplicaIdentity(identity[0])}
+			tables[oid] = rel
+		}
+		if primary {
+			rel.PrimaryKey = append(rel.PrimaryKey, len(rel.Columns))
+		}
+		rel.Columns = append(rel.Columns, column)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("describe tables: %w", err)
+	}
+	return tables, nil
+}
+
 // WAL is where the write-ahead log stands.
 type WAL struct {
 	End      checkpoint.LSN // of the last record flushed to disk

@@ -110,9 +110,10 @@ func NewAdminClient(o ClientOptions) (*kgo.Client, error) {
 	return cl, nil
 }
 
-// kgoLogger passes the client's own log on, one level lower than kgo has it below
-// warning: its info is a line per connection and transaction, of use only to who
-// looks for a fault in the client.
+// kgoLogger passes the client's own log on, lower than kgo has it: its info is a line per
+// connection and transaction, its warnings one per attempt while a broker is away, of
+// use only to who looks for a fault in the client. What matters comes back as an error,
+// or as a delivery that takes too long, and is said once.
 type kgoLogger struct{ log zerolog.Logger }
 
 // Level gives the most talkative level that would be seen.
@@ -122,9 +123,7 @@ func (l *kgoLogger) Level() kgo.LogLevel {
 		return kgo.LogLevelDebug
 	case level == zerolog.DebugLevel:
 		return kgo.LogLevelInfo
-	case level <= zerolog.WarnLevel:
-		return kgo.LogLevelWarn
-	case level == zerolog.ErrorLevel:
+	case level <= zerolog.ErrorLevel:
 		return kgo.LogLevelError
 	default:
 		return kgo.LogLevelNone
@@ -137,9 +136,7 @@ func (l *kgoLogger) Log(level kgo.LogLevel, msg string, keyvals ...any) {
 	switch level {
 	case kgo.LogLevelError:
 		e = l.log.Error()
-	case kgo.LogLevelWarn:
-		e = l.log.Warn()
-	case kgo.LogLevelInfo:
+	case kgo.LogLevelWarn, kgo.LogLevelInfo:
 		e = l.log.Debug()
 	case kgo.LogLevelDebug:
 		e = l.log.Trace()

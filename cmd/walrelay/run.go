@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -55,7 +56,8 @@ func (a *app) run(ctx context.Context, f runFlags) error {
 	}
 	o.UntilCaughtUp, o.Takeover = f.untilCaughtUp, f.takeover
 	r := relay.New(o)
-	log.Info().Str("version", version).Str("name", c.Name).Msg("walrelay starts")
+	info, _ := debug.ReadBuildInfo()
+	log.Info().Str("version", versionLine(version, info)).Str("name", c.Name).Msg("walrelay starts")
 
 	// The admin server ends with the relay and not with the signal: while the last batch
 	// is delivered, whoever asks gets an answer.

@@ -348,6 +348,28 @@ func TestATableWithoutIdentityIsRefusedBeforeAnythingIsMade(t *testing.T) {
 	b.stop(p)
 }
 
+func TestWhatCannotWorkOnATableIsRefusedBeforeAnythingIsMade(t *testing.T) {
+	t.Parallel()
+	b := newPlainBed(t, `CREATE TABLE outbox (id int PRIMARY KEY, foo text); CREATE TABLE k (a int PRIMARY KEY, b text); CREATE TABLE "x y" (a int PRIMARY KEY); CREATE TABLE x_y (a int PRIMARY KEY)`)
+	b.set("outbox", []map[string]any{{"table": "public.outbox"}})
+	b.set("source.keys", map[string][]string{"public.k": {"b"}})
+	nothing := func() {
+		t.Helper()
+		if n := b.pg.Value(`SELECT (SELECT count(*) FROM pg_publication) + (SELECT count(*) FROM pg_replication_slots WHERE database = current_database())`); n != "0" {
+			t.Errorf("%s publications and slots were made", n)
+		}
+	}
+	b.refused(b.start(), "public.outbox", "payload", "id integer, foo text", "public.k", "REPLICA IDENTITY FULL")
+	nothing()
+	b.pg.Exec(`ALTER TABLE outbox ADD aggregatetype text, ADD aggregateid text, ADD type text, ADD payload json; ALTER TABLE k REPLICA IDENTITY FULL`)
+	b.refused(b.start(), "public.x_y", "public.x y", "meet in topic")
+	nothing()
+	b.pg.Exec(`DROP TABLE "x y"`)
+	p := b.stream()
+	p.WaitLog(faultLong, faultMessage("outbox table recognised"), harness.Text("aggregate_id=aggregateid"))
+	b.stop(p)
+}
+
 func TestASlotWithoutACheckpointIsAdopted(t *testing.T) {
 	t.Parallel()
 	b := newPlainBed(t, faultTable)

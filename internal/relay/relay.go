@@ -81,6 +81,7 @@ type Relay struct {
 
 	sourceSeen, kafkaSeen bool // each was reached once
 	resumed               bool // a checkpoint was read or written, so there has to be one
+	saidOutbox            bool // which columns of the outbox tables were recognised
 	fault                 fault
 
 	mu        sync.Mutex
@@ -198,7 +199,7 @@ func (r *Relay) logChanges(log zerolog.Logger, c replication.Changes) {
 		log.Info().Str("publication", name).Msg("publication created")
 	}
 	for _, name := range c.Altered {
-		log.Info().Str("publication", name).Msg("publication options set")
+		log.Warn().Str("publication", name).Msg("publication options were not walrelay's and are set again: changes of a kind that it did not publish meanwhile are missing")
 	}
 	say := func(tables []replication.PublishedTable, msg string) {
 		const shown = 20

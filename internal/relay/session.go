@@ -99,128 +99,6 @@ func (s *session) close(ctx context.Context) {
 	}
 }
 
-// inspect connects to both sides and reads the facts that decide whether a start is
-// possible at all.
-func (s *session) inspect(ctx context.Context) (err error) {
-	o := &s.r.o
-	if s.conn, err = s.r.connect(ctx); err != nil {
-		return err
-	}
-	s.r.sourceReached()
-	if s.admin, err = router.NewAdminClient(o.Kafka); err != nil {
-		return fmt.Errorf("make Kafka client: %w", err)
-	}
-	if err := s.reachKafka(ctx); err != nil {
-		return err
-	}
-	s.store = ckafka.NewStore(s.admin, o.Checkpoint)
-	s.catalog = router.NewCatalog(s.admin)
-	if err := s.store.EnsureTopic(ctx); err != nil {
-		return onKafka(err)
-	}
-	f := &s.facts
-	f.Managed, f.SlotName, f.Publication, f.CheckpointTopic = !o.Existing, o.Slot, o.Publications.Publication, o.Checkpoint.Topic
-	if err := s.readDatabase(ctx); err != nil {
-		return err
-	}
-	if o.UntilCaughtUp && s.r.target == 0 {
-		// What is committed now, and nothing later, is what has to arrive.
-		s.r.target = f.Database.WALEnd
-		s.target = s.r.target
-	}
-	if err := s.readSlot(ctx); err != nil {
-		return err
-	}
-	if f.Checkpoint, _, err = s.store.Peek(ctx); err != nil {
-		return onKafka(err)
-	}
-	if f.PublicationFound && f.SlotFound && f.Checkpoint.IsZero() {
-		if f.Order, err = replication.ReadOrder(ctx, s.r.connect, f.Publication, f.SlotName); err != nil {
-			return err
-		}
-	}
-	if err := s.planTables(ctx); err != nil {
-		return err
-	}
-	return replication.VerifyStart(*f)
-}
-
-// readDatabase reads what the server says of itself. Where the role may not read the
-// system identifier from SQL, a replication connection tells it.
-func (s *session) readDatabase(ctx context.Context) (err error) {
-	db := &s.facts.Database
-	if *db, err = replication.ReadDatabase(ctx, s.conn); err != nil || db.SystemID != "" {
-		return err
-	}
-	side, err := s.openStream(ctx)
-	if err != nil {
-		return err
-	}
-	defer side.Abort()
-	system, err := side.Identify(ctx)
-	db.SystemID = system.SystemID
-	return err
-}
-
-func (s *session) openStream(ctx context.Context) (*replication.Stream, error) {
-	cfg, err := replication.WalsenderConfig(s.r.o.DSN, s.r.o.AppName, s.r.o.ConnOptions...)
-	if err != nil {
-		return nil, err
-	}
-	return replication.Open(ctx, cfg)
-}
-
-// reachKafka makes sure that brokers answer, so that a wrong address is an error of the
-// start and not a hang in the middle of it.
-func (s *session) reachKafka(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, kafkaTimeout)
-	defer cancel()
-	if err := s.admin.Ping(ctx); err != nil {
-		return onKafka(fmt.Errorf("connect to Kafka at %s: %w; check kafka.brokers, kafka.tls and kafka.sasl, and that the brokers run", strings.Join(s.r.o.Kafka.Brokers, ","), err))
-	}
-	s.r.kafkaReached()
-	return nil
-}
-
-// kafkaTimeout bounds one attempt to reach Kafka at a start.
-const kafkaTimeout = 15 * time.Second
-
-func (s *session) readSlot(ctx context.Context) (err error) {
-	f := &s.facts
-	if f.Slot, f.SlotFound, err = replication.ReadSlot(ctx, s.conn, s.r.o.Slot); err != nil {
-		return err
-	}
-	_, found, err := replication.ReadPublication(ctx, s.conn, f.Publication)
-	if err != nil {
-		return err
-	}
-	f.PublicationFound = found
-	return nil
-}
-
-// planTables reads which tables are to be published, or whether the existing
-// publication covers them.
-func (s *session) planTables(ctx context.Context) error {
-	tables, err := replication.Tables(ctx, s.conn)
-	if err != nil {
-		return err
-	}
-	if s.r.o.Existing {
-		if !s.facts.PublicationFound {
-			return nil // VerifyStart says so
-		}
-		cover, err := replication.Cover(ctx, s.conn, tables, s.r.o.Publications)
-		if err != nil {
-			return err
-		}
-		s.r.setWarnings(s.log, cover.Warnings())
-		return cover.Refusal()
-	}
-	s.plan, err = replication.NewPlan(tables, s.r.o.Publications)
-	s.r.setWarnings(s.log, s.plan.Warnings)
-	return err
-}
-
 // prepareSource creates publications and slot on a first start: publications first,
 // because decoding looks them up in the catalog of each change's own time.
 func (s *session) prepareSource(ctx context.Context) error {
@@ -520,12 +398,9 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
 		return err
 	}
-	var topics []string // made in few requests
-	for _, t := range s.r.o.plannedTables(s.plan) {
-		if err := s.router.ClaimTopic(t.OID, t.Schema, t.Name); err != nil {
-			return err
-		}
-		topics = append(topics, ro.TableTopic(t.Schema, t.Name))
+	topics, err := s.claimTopics(s.router)
+	if err != nil {
+		return err
 	}
 	if ro.DeadLetterTopic != "" {
 		topics = append(topics, ro.DeadLetterTopic)
