@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
 )
