@@ -135,7 +135,7 @@ func (l *loop) awaitDelivery(budget time.Duration) {
 	select {
 	case err := <-l.done:
 		if err == nil {
-			_ = l.delivered()
+			_ = l.delivered() // that another publication can be named now is the next session's to see
 		}
 	case <-t.C:
 	}
