@@ -27,6 +27,7 @@ const (
 	topicsPerRefresh = 300
 	topicTimeout     = 60 * time.Second
 	topicPause       = 50 * time.Millisecond
+	createAgain      = 5 * time.Second
 
 	// A topic that metadata does not know this many times in a row is deleted, and
 	// not only late in reaching one broker.
@@ -137,7 +138,7 @@ type found struct {
 // findOrCreate looks and creates in turns until Kafka shows all of names.
 func (c *Catalog) findOrCreate(ctx context.Context, names []string, spec TopicSpec) ([]found, error) {
 	var all []found
-	created := make(map[string]bool)
+	created := make(map[string]time.Time)
 	ctx, cancel := context.WithTimeoutCause(ctx, topicTimeout, errors.New("the topics have no leaders yet: see the brokers and the controller"))
 	defer cancel()
 	for todo := names; ; {
@@ -150,7 +151,7 @@ func (c *Catalog) findOrCreate(ctx context.Context, names []string, spec TopicSp
 			t := &md[i]
 			name := *t.Topic
 			switch err := kerr.ErrorForCode(t.ErrorCode); {
-			case err == nil && (!created[name] || allLed(t.Partitions)):
+			case err == nil && (created[name].IsZero() || allLed(t.Partitions)):
 				all = append(all, found{&Topic{Name: name}, t.Partitions})
 			case errors.Is(err, kerr.UnknownTopicOrPartition):
 				missing = append(missing, name)
@@ -160,15 +161,23 @@ func (c *Catalog) findOrCreate(ctx context.Context, names []string, spec TopicSp
 				return nil, topicError("look up", name, err, "")
 			}
 		}
-		if len(missing) > 0 {
-			if !spec.Create {
-				return nil, missingTopics(missing, spec)
+		var create []string
+		for _, name := range missing {
+			// What was asked for is on its way to the broker that answers; it is asked for
+			// again only when that takes so long that it must have failed.
+			if at, ok := created[name]; !ok || c.now().Sub(at) > createAgain {
+				create = append(create, name)
 			}
-			if err := c.create(ctx, missing, spec); err != nil {
+		}
+		if len(create) > 0 {
+			if !spec.Create {
+				return nil, missingTopics(create, spec)
+			}
+			if err := c.create(ctx, create, spec); err != nil {
 				return nil, err
 			}
-			for _, name := range missing {
-				created[name] = true
+			for _, name := range create {
+				created[name] = c.now()
 			}
 		}
 		if todo = append(missing, waiting...); len(todo) == 0 {

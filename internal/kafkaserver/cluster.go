@@ -91,7 +91,8 @@ func (c *Cluster) start(ctx context.Context) error {
 	rand.Read(id) // never fails
 	clusterID := base64.RawURLEncoding.EncodeToString(id)
 	for _, n := range c.nodes {
-		cmd := c.java("kafka.tools.StorageTool", "format", "-t", clusterID, "-c", n.properties)
+		// In one word: one id in 64 begins with a dash.
+		cmd := c.java("kafka.tools.StorageTool", "format", "--cluster-id="+clusterID, "-c", n.properties)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("format Kafka's node %d: %w: %s", n.id, err, lastLines(string(out), 3))
 		}
