@@ -285,6 +285,22 @@ func names(tables []Table, limit int) string {
 	return b.String()
 }
 
+// PrimaryKey reads the primary key of one table, its columns in the table's order; nil
+// where it has none or is there no longer.
+func PrimaryKey(ctx context.Context, conn *pgx.Conn, oid uint32) ([]string, error) {
+	var columns []string
+	err := conn.QueryRow(ctx, `
+SELECT array_agg(a.attname::text ORDER BY a.attnum)
+  FROM pg_catalog.pg_index i
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+ WHERE i.indisprimary AND i.indisvalid AND i.indrelid = $1
+   AND array_position(i.indkey, a.attnum) < i.indnkeyatts`, oid).Scan(&columns)
+	if err != nil {
+		return nil, fmt.Errorf("read primary key: %w", err)
+	}
+	return columns, nil
+}
+
 // Describe gives tables as the catalog has them now, in the form of a RELATION message,
 // by OID: to try a configuration on them before anything is created. What the stream
 // says of them later is what counts.

@@ -51,6 +51,10 @@ type Plan struct {
 	All               []Table // insert, update, delete, truncate
 	Insert            []Table // insert only: outbox tables, and keyless ones
 	Keyless           []Table // the part of Insert that loses its updates and deletes
+	// InsertPending tells that the stream does not name InsertPublication yet. Until it
+	// does, a table that has to move there stays in Publication too: the server sends
+	// the union of both, and a table in the other one alone would not be sent at all.
+	InsertPending bool
 	// Warnings are for the log: what works now but may not for ever.
 	Warnings []string
 }
@@ -218,6 +222,28 @@ func (t target) options() string {
 func (t target) optionsDiffer() bool {
 	h, all := t.have, !t.insertOnly
 	return !h.Insert || h.Update != all || h.Delete != all || h.Truncate != all || !h.ViaRoot || h.GeneratedStored != t.generated
+}
+
+// stayNamed takes the drops out of todo that would leave a table in a publication alone
+// that the stream does not name yet; the Sync of the session that names both does them.
+func (p Plan) stayNamed(todo []move) []move {
+	if !p.InsertPending {
+		return todo
+	}
+	insert := map[uint32]bool{}
+	for _, t := range p.Insert {
+		insert[t.OID] = true
+	}
+	kept := todo[:0]
+	for _, m := range todo {
+		if m.from == p.Publication && insert[m.table.OID] {
+			m.from = ""
+		}
+		if m.from != "" || m.to != "" {
+			kept = append(kept, m)
+		}
+	}
+	return kept
 }
 
 // move takes a table out of one publication, into another, or both at once.

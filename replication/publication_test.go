@@ -267,3 +267,31 @@ func TestCover(t *testing.T) {
 		}
 	})
 }
+
+func TestATableStaysInTheNamedPublicationUntilTheOtherIsRead(t *testing.T) {
+	outbox := Table{OID: 1, Schema: "public", Name: "outbox"}
+	gone := Table{OID: 2, Schema: "public", Name: "gone"}
+	published := func(t Table) PublishedTable { return PublishedTable{OID: t.OID, Schema: t.Schema, Name: t.Name} }
+	plan := Plan{Publication: "p", InsertPublication: "p_insert", Insert: []Table{outbox}, InsertPending: true}
+	targets := []target{
+		{name: "p", have: Publication{Tables: []PublishedTable{published(outbox), published(gone)}}},
+		{name: "p_insert", want: plan.Insert},
+	}
+	render := func(todo []move) (s string) {
+		for _, m := range todo {
+			s += fmt.Sprintf("%s %q→%q ", m.table.Name, m.from, m.to)
+		}
+		return strings.TrimSpace(s)
+	}
+	if got, want := render(plan.stayNamed(moves(targets))), `outbox ""→"p_insert" gone "p"→""`; got != want {
+		t.Errorf("before: %s, want %s", got, want)
+	}
+	targets[1].have.Tables = []PublishedTable{published(outbox)}
+	if got, want := render(plan.stayNamed(moves(targets))), `gone "p"→""`; got != want {
+		t.Errorf("while it is in both: %s, want %s", got, want)
+	}
+	plan.InsertPending = false
+	if got, want := render(plan.stayNamed(moves(targets))), `outbox "p"→"" gone "p"→""`; got != want {
+		t.Errorf("once both are named: %s, want %s", got, want)
+	}
+}

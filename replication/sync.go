@@ -50,7 +50,7 @@ func Sync(ctx context.Context, conn *pgx.Conn, plan Plan) (Changes, error) {
 			return Changes{}, err
 		}
 	}
-	todo := moves(targets)
+	todo := plan.stayNamed(moves(targets))
 	if err := verifySync(db, plan, targets, todo); err != nil {
 		return Changes{}, err
 	}

@@ -155,6 +155,10 @@ func (b *Batch) Advance(p checkpoint.Position, ends bool) {
 	}
 }
 
+// Stand gives the batch a position without moving the prefix's end: nothing but the
+// checkpoint leaves, and a tail stays a tail.
+func (b *Batch) Stand(p checkpoint.Position) { b.position, b.moved = p, true }
+
 // MoveTail moves the tail into the empty batch to. A tail is moved once at most, to
 // the start of the next batch, so that each byte is copied once at most.
 func (b *Batch) MoveTail(to *Batch) {

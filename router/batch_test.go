@@ -264,3 +264,16 @@ func TestResetGivesAHugeArenaBack(t *testing.T) {
 		t.Error("an arena of usual size is not kept")
 	}
 }
+
+func TestACheckpointAloneLeavesTheTailATail(t *testing.T) {
+	b, next := NewBatch(Limits{Bytes: 1 << 10, Records: 10}), NewBatch(Limits{Bytes: 1 << 10, Records: 10})
+	b.records = append(b.records, record{key: b.put([]byte("k")), value: b.put([]byte("of an open transaction"))})
+	b.Stand(checkpoint.Position{LSN: 7})
+	if !b.Moved() || b.Ready() || b.done != (mark{}) {
+		t.Fatalf("moved %v, records ready %v, prefix %+v", b.Moved(), b.Ready(), b.done)
+	}
+	b.MoveTail(next)
+	if len(b.records) != 0 || len(next.records) != 1 || string(next.bytes(next.records[0].value)) != "of an open transaction" {
+		t.Errorf("%d records leave, %d stay", len(b.records), len(next.records))
+	}
+}

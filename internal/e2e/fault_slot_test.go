@@ -370,6 +370,50 @@ func TestWhatCannotWorkOnATableIsRefusedBeforeAnythingIsMade(t *testing.T) {
 	b.stop(p)
 }
 
+func TestAStandbyTakesOverWithThePublicationsOfToday(t *testing.T) {
+	t.Parallel()
+	b := newPlainBed(t, faultTable)
+	holder := b.stream()
+	standby := b.start()
+	standby.WaitLog(faultLong, harness.Text("standing by"))
+	// It comes while the standby waits, and only the holder can know.
+	b.pg.Exec(`CREATE TABLE late (id int PRIMARY KEY)`)
+	b.pg.WaitValue("1", `SELECT count(*) FROM pg_publication_tables WHERE tablename = 'late'`)
+	b.pg.Exec(`INSERT INTO late SELECT generate_series(1, 10)`)
+	b.kafka.WaitCommitted(t, b.topic("late"), 10)
+	holder.Kill()
+	stop := make(chan struct{})
+	done := make(chan int)
+	go func() { // without a pause over the whole takeover
+		n := 10
+		for {
+			select {
+			case <-stop:
+				done <- n
+				return
+			default:
+				n++
+				b.pg.Exec(`INSERT INTO late VALUES ($1)`, n)
+			}
+		}
+	}()
+	standby.WaitLog(faultLong, faultMessage("streaming"))
+	b.kafka.WaitCommitted(t, b.topic("late"), 20)
+	close(stop)
+	n := <-done
+	want := make([]int, n)
+	for i := range want {
+		want[i] = i + 1
+	}
+	b.wantIDs("late", want)
+	for _, line := range standby.Lines() {
+		if line.Message() == "table removed from the publication" {
+			t.Errorf("the standby took a table out: %s", line.Raw)
+		}
+	}
+	b.stop(standby)
+}
+
 func TestASlotWithoutACheckpointIsAdopted(t *testing.T) {
 	t.Parallel()
 	b := newPlainBed(t, faultTable)

@@ -367,7 +367,7 @@ func (l *loop) maybeDeliver(drained bool) {
 	}
 	b := l.filling
 	if !b.Moved() {
-		b.Advance(l.committed, false) // only the publications are news
+		b.Stand(l.committed) // only the publications are news
 	}
 	b.MoveTail(l.spare)
 	l.filling, l.spare, l.inFlight = l.spare, nil, b
@@ -436,7 +436,9 @@ func (l *loop) delivered() error {
 	killpoint.At(killpoint.Confirmed)
 	l.s.r.delivered(b, l.committed)
 	b.Reset()
-	if l.s.waitingPublications(l.publish, l.committed.LSN) {
+	// Not while the run ends, which would leave the batch in hand; nor before the horizon
+	// is in a checkpoint, where the next session finds it.
+	if !l.stopping && !l.published && l.s.waitingPublications(l.publish, l.committed.LSN) {
 		return errPublicationsReady
 	}
 	return nil

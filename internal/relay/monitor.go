@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -225,7 +226,7 @@ func (m *monitor) publications(ctx context.Context) error {
 		// A table that cannot be captured is said, and the others go on.
 		captured := tables[:0]
 		for _, t := range tables {
-			if t.Updatable || !o.Publications.Match(t.Schema, t.Name) {
+			if t.Updatable || !o.Publications.Match(t.Schema, t.Name) || slices.Contains(o.Publications.Outbox, t.String()) {
 				captured = append(captured, t)
 			}
 		}
@@ -234,6 +235,7 @@ func (m *monitor) publications(ctx context.Context) error {
 		}
 	}
 	m.s.r.setWarnings(m.log, plan.Warnings)
+	plan.InsertPending = !slices.Contains(m.s.named, plan.InsertPublication)
 	changes, err := replication.Sync(ctx, m.conn, plan)
 	if err != nil {
 		return err

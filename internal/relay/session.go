@@ -173,6 +173,10 @@ func (s *session) nameable(ctx context.Context, p checkpoint.Publication) (bool,
 		// VerifyStart has refused one that is known to be younger. Should an older one
 		// not be proven, the server says so before anything is lost (ReadOrder).
 		return true, nil
+	case !s.facts.Checkpoint.Position.Cut.IsZero():
+		// The changes of the cut transaction were counted without it, and seq must count
+		// the same the second time.
+		return false, nil
 	case !s.facts.Checkpoint.IsZero():
 		// Made while the slot was in use, unless the catalog proves otherwise.
 		return replication.ProvablyOlder(ctx, s.conn, p.Name, s.facts.SlotName)
@@ -189,7 +193,66 @@ func (s *session) nameable(ctx context.Context, p checkpoint.Publication) (bool,
 
 // takeSlot waits for the lease. While another instance holds it this one is a standby
 // and touches nothing: it does not fence, it does not alter publications.
-func (s *session) takeSlot(ctx context.Context) error {
+func (s *session) takeSlot(ctx context.Context) (err error) {
+	if s.r.o.Takeover && !s.r.tookOver {
+		s.r.tookOver = true
+		pid, err := replication.TerminateHolder(ctx, s.conn, s.r.o.Slot)
+		if err != nil {
+			return err
+		}
+		s.log.Warn().Int32("pid", pid).Msg("ended the walsender that held the slot (--takeover)")
+	}
+	wait := newBackoff(200*time.Millisecond, 2*time.Second)
+	for waited := false; ; waited = true {
+		if err := s.nameAgain(ctx, waited); err != nil {
+			return err
+		}
+		if s.stream, err = s.openStream(ctx); err != nil {
+			return err
+		}
+		err = s.stream.Start(ctx, replication.StreamOptions{
+			Slot: s.r.o.Slot, Publications: s.named, Near: s.near, Keys: s.primaryKey, Buffer: s.r.o.Buffer,
+		})
+		if err == nil {
+			break
+		}
+		s.stream.Abort()
+		s.stream = nil
+		if !errors.Is(err, replication.ErrSlotActive) {
+			return err
+		}
+		s.r.setPhase(PhaseStandby)
+		if !waited {
+			s.log.Info().Str("slot", s.r.o.Slot).AnErr("held", err).Msg("standing by: another instance holds the slot; taking over when it lets go")
+		}
+		if err := wait.sleep(ctx); err != nil {
+			return err
+		}
+	}
+	if s.keys, err = replication.PrimaryKeys(ctx, s.conn); err != nil {
+		return err
+	}
+	s.log.Info().Str("slot", s.r.o.Slot).Strs("publications", s.named).Msg("holding the slot")
+	return nil
+}
+
+// nameAgain decides which publications to name. What a standby found out before it
+// waited, maybe for days, is not what holds when it takes over: the holder may have
+// made a publication nameable, and moved the slot and the transaction ids on.
+func (s *session) nameAgain(ctx context.Context, waited bool) (err error) {
+	if waited {
+		s.created = false // whoever made the slot, another instance has used it since
+		if err := s.readDatabase(ctx); err != nil {
+			return err
+		}
+		if err := s.readSlot(ctx); err != nil {
+			return err
+		}
+		if s.facts.Checkpoint, _, err = s.store.Peek(ctx); err != nil {
+			return onKafka(err)
+		}
+	}
+	s.near = s.facts.Database.TransactionEnd
 	s.named = nil
 	for _, p := range s.publications() {
 		ok, err := s.nameable(ctx, p)
@@ -200,66 +263,20 @@ func (s *session) takeSlot(ctx context.Context) error {
 			s.named = append(s.named, p.Name)
 		}
 	}
-	keys, err := replication.PrimaryKeys(ctx, s.conn)
-	if err != nil {
-		return err
-	}
-	s.keys = keys
-	s.near = s.facts.Database.TransactionEnd
-	if s.r.o.Takeover && !s.r.tookOver {
-		s.r.tookOver = true
-		pid, err := replication.TerminateHolder(ctx, s.conn, s.r.o.Slot)
-		if err != nil {
-			return err
-		}
-		s.log.Warn().Int32("pid", pid).Msg("ended the walsender that held the slot (--takeover)")
-	}
-	wait := newBackoff(200*time.Millisecond, 2*time.Second)
-	for said := false; ; {
-		if s.stream, err = s.openStream(ctx); err != nil {
-			return err
-		}
-		err = s.stream.Start(ctx, replication.StreamOptions{
-			Slot: s.r.o.Slot, Publications: s.named, Near: s.near, Keys: s.primaryKey, Buffer: s.r.o.Buffer,
-		})
-		if !errors.Is(err, replication.ErrSlotActive) {
-			break
-		}
-		s.stream.Abort()
-		s.stream = nil
-		s.r.setPhase(PhaseStandby)
-		if !said {
-			s.log.Info().Str("slot", s.r.o.Slot).AnErr("held", err).Msg("standing by: another instance holds the slot; taking over when it lets go")
-			said = true
-		}
-		if err := wait.sleep(ctx); err != nil {
-			return err
-		}
-	}
-	if err != nil {
-		return s.startError(err)
-	}
-	s.log.Info().Str("slot", s.r.o.Slot).Strs("publications", s.named).Msg("holding the slot")
 	return nil
 }
 
-// primaryKey looks a table's key up; a table made since the last look is found by
-// looking again, once.
+// primaryKey looks a table's key up. The keys that were read at the start serve for a
+// table's first RELATION message; another one comes after DDL, which may have changed
+// the key, and asks anew.
 func (s *session) primaryKey(oid uint32) ([]string, error) {
 	if names, ok := s.keys[oid]; ok {
+		delete(s.keys, oid)
 		return names, nil
 	}
 	ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
 	defer cancel()
-	keys, err := replication.PrimaryKeys(ctx, s.conn)
-	if err != nil {
-		return nil, err
-	}
-	s.keys = keys
-	if _, ok := keys[oid]; !ok {
-		s.keys[oid] = nil // no key, or dropped since
-	}
-	return s.keys[oid], nil
+	return replication.PrimaryKey(ctx, s.conn, oid)
 }
 
 // lookupTimeout bounds a catalog query that the stream waits for.
@@ -328,6 +345,19 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 	}
 	s.source = f.Database.Source()
 	publications := s.publications()
+	// The checkpoint may know more than the look before the lease: a publication that the
+	// holder before us named has to be named by us from the first change on.
+	if found && s.waitingPublications(publications, f.Slot.ConfirmedFlush) {
+		return none, errPublicationsReady
+	}
+	// And one that it did not name must not be, in the middle of a transaction.
+	if !cp.Position.Cut.IsZero() {
+		for _, p := range publications {
+			if p.Horizon == 0 && p.Name != f.Publication && slices.Contains(s.named, p.Name) {
+				return none, errPublicationsReady
+			}
+		}
+	}
 	if !found {
 		s.start = f.Slot.ConfirmedFlush
 		cp = checkpoint.Checkpoint{Position: checkpoint.Position{LSN: s.start, CommitLSN: s.start}}
@@ -387,6 +417,12 @@ func (s *session) readTimeline(ctx context.Context) error {
 // prepareRouting brings publications and topics in step with the configuration.
 func (s *session) prepareRouting(ctx context.Context) (err error) {
 	if s.facts.Managed && !s.created {
+		// Planned anew: while this instance stood by, tables have come that the holder
+		// published, and a plan from before would drop them.
+		if err := s.planTables(ctx); err != nil {
+			return err
+		}
+		s.plan.InsertPending = !slices.Contains(s.named, s.plan.InsertPublication)
 		if err := s.syncPublications(ctx); err != nil {
 			return err
 		}
@@ -463,13 +499,4 @@ func (s *session) waitingPublications(list []checkpoint.Publication, confirmed c
 		}
 	}
 	return false
-}
-
-// startError explains the server's errors at START_REPLICATION.
-func (s *session) startError(err error) error {
-	if s.stream != nil {
-		s.stream.Abort()
-		s.stream = nil
-	}
-	return err
 }
