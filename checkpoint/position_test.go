@@ -53,7 +53,7 @@ func TestPositionZeroAndText(t *testing.T) {
 	}
 }
 
-// delivery-13: a header sorts as text as the changes were delivered.
+// A header sorts as text as the changes were delivered.
 func TestHeaderSortsAsText(t *testing.T) {
 	want := []string{
 		"00000000FFFFFFFF-0000000007",

@@ -148,7 +148,7 @@ func TestConnectErrorsOnServers(t *testing.T) {
 	})
 }
 
-// TestSettingsWinOverRoleAndDatabase is case values-10 for both kinds of connections.
+// TestSettingsWinOverRoleAndDatabase is for both kinds of connections.
 func TestSettingsWinOverRoleAndDatabase(t *testing.T) {
 	onServers(t, func(t *testing.T, s server) {
 		admin := mustConnect(t, s.dsn)

@@ -249,7 +249,7 @@ func TestCover(t *testing.T) {
 		if w := strings.Join(c.Warnings(), "\n"); !strings.Contains(w, "deletes") || !strings.Contains(w, "truncates") || strings.Contains(w, "updates:") || !strings.Contains(w, "public.k") {
 			t.Errorf("warnings %s", w)
 		}
-		// Case slot-10: a table dropped and created again leaves its publication.
+		// A table dropped and created again leaves its publication.
 		mustExec(t, conn, `DROP TABLE e`, `CREATE TABLE e (id int PRIMARY KEY)`)
 		if c, err = read(); err != nil {
 			t.Fatal(err)

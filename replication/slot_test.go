@@ -328,7 +328,7 @@ func TestReadOrder(t *testing.T) {
 		if got, err := ReadOrder(t.Context(), s.connector(), "Old p", "nowhere"); got != OrderUnknown || err == nil {
 			t.Errorf("a slot that does not exist: %d, %v", got, err)
 		}
-		// Case slot-07, with the publication made by hand after the fact.
+		// The publication is made by hand after the fact.
 		mustExec(t, conn, "INSERT INTO t VALUES (1)", "CREATE PUBLICATION young FOR TABLE t", "INSERT INTO t VALUES (2)")
 		if got := order("young", slot); got != OrderSlotFirst {
 			t.Errorf("slot, row, publication: %d", got)

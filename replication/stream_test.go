@@ -88,7 +88,7 @@ func TestStartSaysWhatItCouldNotStart(t *testing.T) {
 	}
 }
 
-// TestNothingIsConfirmedBeforeConfirm is case slot-04: whatever was sent and taken, the
+// TestNothingIsConfirmedBeforeConfirm: whatever was sent and taken, the
 // server hears of no position but that of Confirm.
 func TestNothingIsConfirmedBeforeConfirm(t *testing.T) {
 	onOldestAndNewest(t, func(t *testing.T, major int) {
@@ -270,7 +270,7 @@ func TestAnIdleStreamStaysConnected(t *testing.T) {
 }
 
 // TestProgressFollowsTheWALOfOtherDatabases is what lets the slot advance where nothing of
-// its own happens (case slot-03).
+// its own happens.
 func TestProgressFollowsTheWALOfOtherDatabases(t *testing.T) {
 	onOldestAndNewest(t, func(t *testing.T, major int) {
 		pg := mustSource(t, "", harness.Major(major))

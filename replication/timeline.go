@@ -58,7 +58,7 @@ func ParseTimelineHistory(content []byte) ([]TimelineSwitch, error) {
 // past of a server on timeline current with the given history. It does when the
 // timeline is the same, or when the server left it at p or later. Otherwise a
 // *checkpoint.Refusal: however far the server's WAL has grown since, p is a point on
-// another branch (case slot-14).
+// another branch.
 //
 // Two clusters restored from one backup may both call their new timeline 2; that
 // cannot be seen from here.

@@ -116,7 +116,7 @@ func TestScripts(t *testing.T) {
 			want:  []string{"begin", "0 c public.t new(id=2)", "commit"},
 		},
 		{
-			name:  "stream-06: a large transaction that is rolled back is never seen",
+			name:  "a large transaction that is rolled back is never seen",
 			setup: `create table big (id int primary key, v text); create table small (id int primary key)`,
 			sql: `begin; insert into big select g, repeat('x', 200) from generate_series(1, 5000) g; savepoint s;
 				insert into big select g, repeat('y', 200) from generate_series(5001, 10000) g; rollback to s;
@@ -137,7 +137,7 @@ func TestScripts(t *testing.T) {
 			}),
 		},
 		{
-			name:  "stream-09: subtransactions that fail are not sent, and their aborts do no harm",
+			name:  "subtransactions that fail are not sent, and their aborts do no harm",
 			setup: `create table t (id int primary key)`,
 			sql: `do $$ begin for i in 1..300 loop begin insert into t values (i); if i % 3 = 0 then raise exception 'x'; end if;
 				exception when others then null; end; end loop; end $$`,
@@ -150,7 +150,7 @@ func TestScripts(t *testing.T) {
 			}),
 		},
 		{
-			name:  "stream-05: a savepoint rolled back inside a transaction that spills to disk",
+			name:  "a savepoint rolled back inside a transaction that spills to disk",
 			setup: `create table t (id int primary key, v text)`,
 			sql: `begin; insert into t select g, 'keep' from generate_series(1, 5000) g; savepoint s;
 				insert into t select g, 'drop' from generate_series(5001, 10000) g; rollback to s;
@@ -196,7 +196,7 @@ func oneTransaction(table string, rows func(yield func(string) bool)) []string {
 	return append(want, "commit")
 }
 
-// TestAllRowsOfOneCopyShareAnLSN is case stream-01: what tells them apart is seq.
+// TestAllRowsOfOneCopyShareAnLSN: what tells them apart is seq.
 func TestAllRowsOfOneCopyShareAnLSN(t *testing.T) {
 	onOldestAndNewest(t, func(t *testing.T, major int) {
 		pg := mustSource(t, `create table t (id int primary key)`, harness.Major(major))
@@ -236,7 +236,7 @@ func TestAllRowsOfOneCopyShareAnLSN(t *testing.T) {
 	})
 }
 
-// TestALongTransactionComesWhenItCommits is case stream-04: its changes are older than
+// TestALongTransactionComesWhenItCommits: its changes are older than
 // what was sent before them, its commit is not.
 func TestALongTransactionComesWhenItCommits(t *testing.T) {
 	onOldestAndNewest(t, func(t *testing.T, major int) {

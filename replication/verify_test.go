@@ -38,7 +38,7 @@ func first() Facts {
 	return f
 }
 
-// adopted has a slot that somebody made for it (case slot-12).
+// adopted has a slot that somebody made for it.
 func adopted() Facts {
 	f := healthy()
 	f.Checkpoint, f.CheckpointTopicUsed, f.AnchorFound = checkpoint.Checkpoint{}, false, false
@@ -58,7 +58,7 @@ func TestVerifyStart(t *testing.T) {
 	}{
 		{"a healthy connector starts", healthy(), ""},
 		{"a first start", first(), ""},
-		{"a slot without a checkpoint is adopted (slot-12)", adopted(), ""},
+		{"a slot without a checkpoint is adopted", adopted(), ""},
 		{"the order of an adopted slot may be unknown", with(adopted(), func(f *Facts) { f.Order = OrderUnknown }), ""},
 		{"a superuser needs no attribute", with(first(), func(f *Facts) { f.Database.Role = Role{Superuser: true} }), ""},
 		{"wal_level", with(first(), func(f *Facts) { f.Database.WALLevel = "replica" }), "wal_level is replica|ALTER SYSTEM SET wal_level = logical"},
@@ -77,10 +77,10 @@ func TestVerifyStart(t *testing.T) {
 		{"lost WAL", with(healthy(), func(f *Facts) { f.Slot.WALStatus, f.Slot.Invalidation = "lost", "wal_removed" }),
 			"is lost|wal_removed|committed after 0/4000|checkpoint set -c FILE --lsn|max_slot_wal_keep_size"},
 		{"the slot is gone", with(healthy(), func(f *Facts) { f.SlotFound = false }), "walrelay_shop|does not exist|0/4000|_walrelay.shop|checkpoint set -c FILE --lsn 0/4000"},
-		{"another cluster (slot-13)", with(healthy(), func(f *Facts) { f.Database.SystemID = "7002" }), "7001|7002|--accept-source"},
+		{"another cluster", with(healthy(), func(f *Facts) { f.Database.SystemID = "7002" }), "7001|7002|--accept-source"},
 		{"an unknown cluster", with(healthy(), func(f *Facts) { f.Database.SystemID = "" }), "7001|unknown"},
 		{"another database", with(healthy(), func(f *Facts) { f.Database.Name, f.Slot.Database = "x", "x" }), `"shop"|"x"|--accept-source`},
-		{"a slot without publication (slot-07)", with(adopted(), func(f *Facts) { f.PublicationFound = false }),
+		{"a slot without publication", with(adopted(), func(f *Facts) { f.PublicationFound = false }),
 			"cannot be used with a publication made after it|walrelay slot drop -c FILE --yes|publications are made first"},
 		{"the same, existing", with(adopted(), func(f *Facts) { f.PublicationFound, f.Managed = false, false }), "cannot be used with a publication made after it|CREATE PUBLICATION"},
 		{"the publication was dropped", with(healthy(), func(f *Facts) { f.PublicationFound = false }), "was dropped|slot drop"},
@@ -107,7 +107,7 @@ func TestVerifyResume(t *testing.T) {
 		{"the slot is at the checkpoint", with(healthy(), func(f *Facts) { f.Slot.ConfirmedFlush = 0x4000 }), ""},
 		{"the server's WAL ends at the checkpoint", with(healthy(), func(f *Facts) { f.Database.WALEnd = 0x4000 }), ""},
 		{"an adopted slot has nothing to be past of", adopted(), ""},
-		{"the slot is past the checkpoint (slot-05, slot-06)", with(healthy(), func(f *Facts) { f.Slot.ConfirmedFlush = 0x4010 }),
+		{"the slot is past the checkpoint", with(healthy(), func(f *Facts) { f.Slot.ConfirmedFlush = 0x4010 }),
 			"walrelay_shop|0/4010|16 bytes past|0/4000|may be missing|walrelay checkpoint set -c FILE --lsn 0/4010"},
 		{"the server lost commits", with(healthy(), func(f *Facts) { f.Database.WALEnd = 0x3FF0 }),
 			"server's WAL is behind the checkpoint|0/3FF0|0/4000|timeline 1|16 bytes|checkpoint set -c FILE --lsn 0/3FF0"},
@@ -115,7 +115,7 @@ func TestVerifyResume(t *testing.T) {
 		{"a slot that was lost meanwhile", with(healthy(), func(f *Facts) { f.Slot.WALStatus = "lost" }), "is lost"},
 		{"a checkpoint that was lost meanwhile", with(adopted(), func(f *Facts) { f.CheckpointTopicUsed = true }), "no checkpoint"},
 		{"a promoted standby that has everything", with(with(healthy(), moved), func(f *Facts) { f.History = []TimelineSwitch{{1, 0x4000}} }), ""},
-		{"a promoted standby that has not (slot-14)", with(with(healthy(), moved), func(f *Facts) { f.History = []TimelineSwitch{{1, 0x3000}} }),
+		{"a promoted standby that has not", with(with(healthy(), moved), func(f *Facts) { f.History = []TimelineSwitch{{1, 0x3000}} }),
 			"server's WAL is behind the checkpoint|0/4000|timeline 1|0/3000|timeline 2|4096 bytes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) { wantRefusal(t, VerifyResume(tt.facts), tt.want) })

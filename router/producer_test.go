@@ -313,7 +313,7 @@ func (s *shop) stable(topic string) (bool, error) {
 	return !open, nil
 }
 
-// delivery-11: the partitions of keys, exactly; truncates are in every one.
+// The partitions of keys, exactly; truncates are in every one.
 func TestPartitionsAreTheJavaClients(t *testing.T) {
 	s := newShop(t, harness.Kafka(t))
 	p, _ := s.start()
@@ -365,7 +365,7 @@ func TestNullAndEmptyArriveAsSuch(t *testing.T) {
 	}
 }
 
-// delivery-10: the partition count grows between two batches.
+// The partition count grows between two batches.
 func TestPartitionCountGrows(t *testing.T) {
 	s := newShop(t, harness.Kafka(t))
 	s.kafka.CreateTopic(t, s.topic("t"), 4)
@@ -407,7 +407,7 @@ func TestPartitionCountGrows(t *testing.T) {
 	}
 }
 
-// delivery-04: the older of two producers with one id is fenced, what it had open is
+// The older of two producers with one id is fenced, what it had open is
 // gone, and the newer one goes on.
 func TestFencedProducerLosesItsTransaction(t *testing.T) {
 	s := newShop(t, harness.Kafka(t))
@@ -459,7 +459,7 @@ func TestFencedBeforeProducing(t *testing.T) {
 	s.wantIDs(s.topic("t"), "1", "2")
 }
 
-// delivery-03: EndTxn or its answer is lost, once or for as long as is tried. Either
+// EndTxn or its answer is lost, once or for as long as is tried. Either
 // the outcome is learnt, or it is said to be unknown; the next start finds out, and
 // nothing is there twice.
 func TestLostEndTxn(t *testing.T) {
@@ -523,7 +523,7 @@ func TestLostEndTxn(t *testing.T) {
 	}
 }
 
-// delivery-08: produce requests fail again and again, and the order stays. Five requests
+// Produce requests fail again and again, and the order stays. Five requests
 // are in flight at a time, so that a lost answer takes those of the following ones with
 // it; the connection after it is left alone, or there would be no progress.
 func TestRetriesKeepTheOrder(t *testing.T) {

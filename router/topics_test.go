@@ -195,7 +195,7 @@ func TestEnsureIsFineWithSomeoneFaster(t *testing.T) {
 	}
 }
 
-// delivery-10: growth is reported once.
+// Growth is reported once.
 func TestRefreshReportsGrowth(t *testing.T) {
 	catalogOnEach(t, func(t *testing.T, cl *kgo.Client, prefix string) {
 		c := NewCatalog(cl)

@@ -226,7 +226,7 @@ func TestEnsureTopicRefusesWhatLosesThePosition(t *testing.T) {
 	})
 }
 
-// delivery-16, its second half: aborted records and markers at the end of the log.
+// Aborted records and markers at the end of the log.
 func TestLoadFindsTheLastCommitted(t *testing.T) {
 	eachCluster(t, func(t *testing.T, c cluster) {
 		s := c.store(t)
@@ -275,7 +275,7 @@ func TestLoadFindsTheLastCommitted(t *testing.T) {
 	})
 }
 
-// delivery-06: a position in an open transaction is neither taken nor passed over.
+// A position in an open transaction is neither taken nor passed over.
 func TestLoadWaitsForOpenTransactions(t *testing.T) {
 	eachCluster(t, func(t *testing.T, c cluster) {
 		s := c.store(t)
@@ -437,7 +437,7 @@ func TestVirginSeesCommitMarkers(t *testing.T) {
 	wantVirgin(t, s, false, "commit marker at offset 0")
 }
 
-// delivery-16 in small: what a start reads does not grow with the log.
+// What a start reads does not grow with the log.
 func TestLoadReadsLittleOfALongLog(t *testing.T) {
 	eachCluster(t, func(t *testing.T, c cluster) {
 		s := c.store(t)
