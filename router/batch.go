@@ -57,8 +57,7 @@ type record struct {
 	key, value span
 	headers    span // of Batch.headers
 	where      placement
-	fixed      int32 // with placeFixed: the partition
-	dead       bool  // a dead letter
+	dead       bool // a dead letter
 }
 
 // placement says which partition a record goes to.
@@ -68,7 +67,6 @@ const (
 	placeByKey placement = iota // murmur2 of the key
 	placeAlone                  // no key: all records of the topic in partition 0
 	placeEvery                  // one in every partition (truncate)
-	placeFixed                  // the partition named
 )
 
 // header is a record's header: a constant name and a piece of the arena.

@@ -418,8 +418,6 @@ func (r *record) partitions(key []byte) (first, end int32) {
 		return 0, 1
 	case placeEvery:
 		return 0, r.topic.Partitions
-	case placeFixed:
-		return r.fixed, r.fixed + 1
 	}
 	first = Partition(key, r.topic.Partitions)
 	return first, first + 1
