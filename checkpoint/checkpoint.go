@@ -11,6 +11,17 @@ type Checkpoint struct {
 	// the state record and not in the position record; the producer keeps it in its
 	// Log, so it is set here only by Load.
 	Partitions map[string]int32
+	// Tables is the progress of the snapshot by table OID. Load gives all of it; what is
+	// delivered carries only what changed since the last delivery, and the Log keeps the
+	// whole. A TableProgress without a State takes the table out.
+	Tables map[uint32]TableProgress
+	// SlotSnapshot is the MVCC snapshot at the slot's creation, as pg_current_snapshot()
+	// writes it: transactions that it does not see are in the stream. Empty where it is
+	// not known, or no longer of use.
+	SlotSnapshot string
+	// Requests is the offset in the checkpoint topic up to which requests have been
+	// taken over into Tables; 0: from the beginning.
+	Requests int64
 }
 
 // Source identifies the database that the position belongs to. LSNs of two

@@ -77,6 +77,15 @@ type Change struct {
 	New Tuple
 	// Message holds for OpMessage.
 	Message Message
+	// Read is set for what comes from a snapshot and not from the WAL: a row (OpRead),
+	// or a truncate before a table is read anew. Txn is nil then.
+	Read *ReadPoint
+}
+
+// ReadPoint is where in the stream a snapshot's rows stand.
+type ReadPoint struct {
+	CommitLSN checkpoint.LSN // of the last source transaction delivered before
+	Time      time.Time      // when the rows were read, by the server's clock
 }
 
 // Message is a logical message (pg_logical_emit_message).
