@@ -80,8 +80,8 @@ type Order struct {
 
 	// The Merger's own: which of the table's ranges this reads, and the newest snapshot
 	// known when it was given out, which its own is not older than.
-	span  *span
-	floor MVCC
+	span      *span
+	floor     MVCC
 	cancelled atomic.Bool
 }
 
