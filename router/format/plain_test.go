@@ -25,6 +25,9 @@ const (
 	oidBoxDomain
 	oidBoxDomainArray
 	oidCitext
+	oidGeometry
+	oidVector
+	oidSparsevec
 )
 
 // mustTypes is a Resolver with the types above.
@@ -33,21 +36,24 @@ func mustTypes(t testing.TB) *Resolver {
 	var r Resolver
 	r.Add(
 		TypeRow{OID: oidAddr, Schema: "public", Name: "addr", Class: 'c', Delim: ',', Fields: []FieldRow{
-			{"street", 25}, {"no", 23}, {"price", 1700}, {"at", 1184}, {"tags", 1009}}},
+			{"street", 25, NoMod}, {"no", 23, NoMod}, {"price", 1700, NoMod}, {"at", 1184, NoMod}, {"tags", 1009, NoMod}}},
 		TypeRow{OID: oidAddrArray, Schema: "public", Name: "_addr", Class: 'b', Delim: ',', Elem: oidAddr},
 		TypeRow{OID: oidMood, Schema: "public", Name: "mood", Class: 'e', Delim: ','},
 		TypeRow{OID: oidMoodArray, Schema: "public", Name: "_mood", Class: 'b', Delim: ',', Elem: oidMood},
-		TypeRow{OID: oidPosint, Schema: "public", Name: "posint", Class: 'd', Delim: ',', Base: 23},
-		TypeRow{OID: oidPrice, Schema: "public", Name: "price", Class: 'd', Delim: ',', Base: 1700},
+		TypeRow{OID: oidPosint, Schema: "public", Name: "posint", Class: 'd', Delim: ',', Base: 23, Mod: NoMod},
+		TypeRow{OID: oidPrice, Schema: "public", Name: "price", Class: 'd', Delim: ',', Base: 1700, Mod: numericMod(12, 2)},
 		TypeRow{OID: oidHstore, Schema: "ext", Name: "hstore", Class: 'b', Delim: ','},
 		TypeRow{OID: oidHstoreArray, Schema: "ext", Name: "_hstore", Class: 'b', Delim: ',', Elem: oidHstore},
 		TypeRow{OID: oidPerson, Schema: "public", Name: "person", Class: 'c', Delim: ',', Fields: []FieldRow{
-			{`na"me`, 25}, {"home", oidAddr}, {"others", oidAddrArray}, {"more", oidHstore}}},
+			{`na"me`, 25, NoMod}, {"home", oidAddr, NoMod}, {"others", oidAddrArray, NoMod}, {"more", oidHstore, NoMod}}},
 		TypeRow{OID: oidEmpty, Schema: "public", Name: "nothing", Class: 'c', Delim: ','},
-		TypeRow{OID: oidIntsDomain, Schema: "public", Name: "ints", Class: 'd', Delim: ',', Base: 1007},
+		TypeRow{OID: oidIntsDomain, Schema: "public", Name: "ints", Class: 'd', Delim: ',', Base: 1007, Mod: NoMod},
 		TypeRow{OID: oidIntsDomainArray, Schema: "public", Name: "_ints", Class: 'b', Delim: ',', Elem: oidIntsDomain},
-		TypeRow{OID: oidBoxDomain, Schema: "public", Name: "tile", Class: 'd', Delim: ';', Base: 603},
+		TypeRow{OID: oidBoxDomain, Schema: "public", Name: "tile", Class: 'd', Delim: ';', Base: 603, Mod: NoMod},
 		TypeRow{OID: oidBoxDomainArray, Schema: "public", Name: "_tile", Class: 'b', Delim: ';', Elem: oidBoxDomain},
+		TypeRow{OID: oidGeometry, Schema: "public", Name: "geometry", Class: 'b', Delim: ':'},
+		TypeRow{OID: oidVector, Schema: "public", Name: "vector", Class: 'b', Delim: ','},
+		TypeRow{OID: oidSparsevec, Schema: "public", Name: "sparsevec", Class: 'b', Delim: ','},
 		TypeRow{OID: oidCitext, Schema: "public", Name: "citext", Class: 'b', Delim: ','},
 	)
 	return &r
