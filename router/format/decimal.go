@@ -135,11 +135,17 @@ func (e *Encoder) appendUnscaled(dst []byte, neg bool, whole, frac []byte, zeros
 func appendInt64Bytes(dst []byte, v int64) []byte {
 	// A value of n bits takes a sign bit more.
 	n := bits.Len64(uint64(v^v>>63))/8 + 1
-	var raw [8]byte
-	for i := range n {
-		raw[i] = byte(v >> (8 * (n - 1 - i)))
+	x := uint64(v) << (64 - 8*n) // its bytes are now the highest
+	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+	dst = append(dst, '"')
+	for ; n > 0; n -= 3 {
+		dst = append(dst, alphabet[x>>58], alphabet[x>>52&63], alphabet[x>>46&63], alphabet[x>>40&63])
+		x <<= 24
 	}
-	return AppendBase64(dst, raw[:n])
+	for ; n < 0; n++ {
+		dst[len(dst)+n] = '='
+	}
+	return append(dst, '"')
 }
 
 // appendLongUnscaled works with the number as 64-bit limbs, the lowest first, and takes
