@@ -36,7 +36,10 @@ type TableProgress struct {
 	Again [][]string
 	// Whole tells that the table is read in one piece, which a restart begins again.
 	Whole bool
-	Rows  int64 // delivered as reads so far
+	// Recent tells that of an outbox table only rows that changed since the creation of
+	// the slot are still to be read.
+	Recent bool
+	Rows   int64 // delivered as reads so far
 	// Began is when the first chunk was ordered; zero before.
 	Began time.Time
 	// Request is the one that asked for this snapshot; nil for a table's first.

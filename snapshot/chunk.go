@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"encoding/binary"
+	"sync/atomic"
 	"time"
 
 	"github.com/walrelay/walrelay/checkpoint"
@@ -73,12 +74,20 @@ type Order struct {
 	// whose xmin is not older than it.
 	Xmin        bool
 	RecentSince checkpoint.XID
+	// Flushed asks for an answer only once the WAL up to LSN is on disk, so that a server
+	// crash cannot undo what was read.
+	Flushed bool
 
-	// Range is which of the table's ranges this reads; the Merger's own.
-	Range int
-	// cancelled tells that the answer is not wanted any more.
-	cancelled bool
+	// The Merger's own: which of the table's ranges this reads, and the newest snapshot
+	// known when it was given out, which its own is not older than.
+	span      *span
+	floor     MVCC
+	cancelled atomic.Bool
 }
+
+// Cancelled tells whether the answer is not wanted any more: whoever carries the order
+// out may stop, and answers it all the same.
+func (o *Order) Cancelled() bool { return o.cancelled.Load() }
 
 // Chunk is the answer to an Order.
 type Chunk struct {
