@@ -183,7 +183,6 @@ func (m *Merger) throwAway(t *table) {
 func (m *Merger) Release(oid uint32) {
 	if t := m.tables[oid]; t != nil && t.state == checkpoint.TableWaiting {
 		t.state = checkpoint.TablePending
-		t.wait = 0
 		t.touch()
 	}
 }
