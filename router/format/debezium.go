@@ -2,6 +2,7 @@ package format
 
 import (
 	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"slices"
 )
@@ -172,9 +173,7 @@ func (e *Encoder) debeziumBytea(t *Type, d *Debezium) Append {
 			var err error
 			e.scratch, err = AppendBytea(e.scratch, text)
 			if err == nil {
-				dst = append(dst, '"')
-				dst = base64.URLEncoding.AppendEncode(dst, e.scratch[mark:])
-				dst = append(dst, '"')
+				dst = d.AppendBinary(dst, e.scratch[mark:])
 			}
 			e.release(mark)
 			return dst, err
@@ -274,6 +273,22 @@ func (d *Debezium) UnavailableValue(t *Type) []byte {
 		return append(append([]byte{'['}, text...), ']')
 	}
 	return text
+}
+
+// AppendBinary appends bytes that are no column's, such as a logical message's, in the
+// form of bytea.
+func (d *Debezium) AppendBinary(dst, data []byte) []byte {
+	switch d.Binary {
+	case BinaryHex:
+		dst = append(dst, '"')
+		dst = hex.AppendEncode(dst, data)
+		return append(dst, '"')
+	case BinaryBase64URLSafe:
+		dst = append(dst, '"')
+		dst = base64.URLEncoding.AppendEncode(dst, data)
+		return append(dst, '"')
+	}
+	return AppendBase64(dst, data)
 }
 
 // numbers gives the bytes of s as a JSON array of numbers.

@@ -43,7 +43,7 @@ func fractionDigits(mod int32) int {
 // midnight, a timestamp since 1970 UTC, in milliseconds or microseconds; or all of them
 // as ISO text.
 func debeziumTime(t *Type, mod int32, d *Debezium, element bool) Append {
-	millis := fractionDigits(mod) <= millisecondDigits && (t.OID != oidTime || d.Time != TimeAdaptiveMicros) || d.Time == TimeConnect
+	millis := t.millis(mod, d)
 	switch {
 	case d.Time == TimeISOString && t.OID == oidDate:
 		return func(dst, text []byte) ([]byte, error) { return appendISODate(dst, text, t) }
@@ -66,6 +66,17 @@ func debeziumTime(t *Type, mod int32, d *Debezium, element bool) Append {
 		}
 	}
 	return func(dst, text []byte) ([]byte, error) { return appendEpoch(dst, text, millis, t) }
+}
+
+// millis tells that a time or timestamp is counted in milliseconds and not microseconds.
+func (t *Type) millis(mod int32, d *Debezium) bool {
+	switch {
+	case d.Time == TimeConnect:
+		return true
+	case t.OID == oidTime && d.Time == TimeAdaptiveMicros:
+		return false
+	}
+	return fractionDigits(mod) <= millisecondDigits
 }
 
 func appendDays(dst, text []byte, element bool, t *Type) ([]byte, error) {
