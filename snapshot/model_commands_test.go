@@ -87,12 +87,13 @@ func (s *sim) setUp(word string, args []string) (bool, error) {
 		if !s.started || t == nil || t.whole && args[1] != "replace" || t.outbox || s.told[t.oid].State != checkpoint.TableDone {
 			return true, errNotNow
 		}
-		p := checkpoint.TableProgress{Table: t.captured().String(), State: checkpoint.TableWaiting, Wait: s.w.next,
+		p := checkpoint.TableProgress{Table: t.captured().String(), State: checkpoint.TableWaiting,
 			Request: &checkpoint.Request{ID: "q", Tables: []string{t.captured().String()}, Replace: args[1] == "replace", At: s.now}}
 		if args[1] == "where" {
 			p.Request.Where = oddRows
 		}
 		s.add(t, p)
+		s.m.Note(t.oid)
 	default:
 		return false, nil
 	}
@@ -100,7 +101,7 @@ func (s *sim) setUp(word string, args []string) (bool, error) {
 }
 
 func (s *sim) want(t *modelTable, state checkpoint.TableState) {
-	s.wanted[t.oid] = checkpoint.TableProgress{Table: t.captured().String(), State: state, Wait: s.w.next}
+	s.wanted[t.oid] = checkpoint.TableProgress{Table: t.captured().String(), State: state}
 }
 
 // start makes the slot: not while a transaction is running. One that is committed and
@@ -120,7 +121,7 @@ func (s *sim) start() error {
 	s.w.flushed = s.w.end
 	s.confirmed, s.persisted, s.durable.position.lsn = s.w.end, s.w.end, s.w.end
 	s.first = len(s.w.wal)
-	s.slotSnapshot = s.w.mvcc()
+	s.options.SlotSnapshot = s.w.mvcc()
 	for _, t := range s.w.tables {
 		if t.published {
 			s.want(t, state)
@@ -300,6 +301,9 @@ func (s *sim) reader(word string, args []string) (bool, error) {
 // arrive hands a read's next chunk to the Merger.
 func (s *sim) arrive(r *modelRead) error {
 	c := r.chunks[0]
+	if r.order.Flushed && c.LSN > s.w.flushed {
+		return errNotNow
+	}
 	r.chunks = r.chunks[1:]
 	if len(r.chunks) == 0 {
 		s.reads = slices.DeleteFunc(s.reads, func(o *modelRead) bool { return o == r })

@@ -32,7 +32,11 @@ type merger interface {
 	Progress() map[uint32]checkpoint.TableProgress
 	Hold() (checkpoint.LSN, bool)
 	Recycle() *snapshot.Chunk
+	Note(uint32)
 }
+
+// mergerMaker makes a Merger for a session that begins at an LSN.
+type mergerMaker func(o snapshot.Options, since checkpoint.LSN) merger
 
 // newMerger makes a real Merger.
 func newMerger(o snapshot.Options, since checkpoint.LSN) merger { return snapshot.NewMerger(o, since) }
@@ -55,7 +59,7 @@ type batch struct {
 // that does with a Merger what the real one does. A command that cannot be done at
 // its moment does nothing and says so; thus a script may be shortened line by line.
 type sim struct {
-	make    func(snapshot.Options, checkpoint.LSN) merger
+	make    mergerMaker
 	options snapshot.Options
 	now     time.Time
 	trace   strings.Builder
@@ -67,29 +71,28 @@ type sim struct {
 	snaps []snapshot.MVCC // taken and not shown to the Merger yet
 	lent  map[*snapshot.Chunk]bool
 
-	m            merger
-	oracle       *oracle
-	started      bool
-	used         map[string]bool // ids of events
-	slotSnapshot snapshot.MVCC
-	first        int                                 // the stream's first transaction ever, in the WAL
-	wanted       map[uint32]checkpoint.TableProgress // what a start adds where the checkpoint knows nothing
-	waiting      map[uint32]checkpoint.XID           // tables to be released
-	told         map[uint32]checkpoint.TableProgress // the progress that the Merger told of so far
-	out          []record
-	held         map[uint32][]record
-	sent         int // transactions of the WAL
-	open         *modelTxn
-	seq          int // of open's changes
-	reached      checkpoint.LSN
-	batches      []batch // sealed, not durable yet
-	durable      batch
+	m       merger
+	oracle  *oracle
+	started bool
+	used    map[string]bool                     // ids of events
+	first   int                                 // the stream's first transaction ever, in the WAL
+	wanted  map[uint32]checkpoint.TableProgress // what a start adds where the checkpoint knows nothing
+	waiting map[uint32]checkpoint.XID           // tables to be released
+	told    map[uint32]checkpoint.TableProgress // the progress that the Merger told of so far
+	out     []record
+	held    map[uint32][]record
+	sent    int // transactions of the WAL
+	open    *modelTxn
+	seq     int // of open's changes
+	reached checkpoint.LSN
+	batches []batch // sealed, not durable yet
+	durable batch
 	// confirmed is the slot's; persisted what of it outlives the server's crash.
 	confirmed, persisted checkpoint.LSN
 	pausedSince          time.Time
 }
 
-func newSim(create func(snapshot.Options, checkpoint.LSN) merger) *sim {
+func newSim(create mergerMaker) *sim {
 	s := &sim{make: create, options: snapshot.Options{ChunkRows: 2, ChunkBytes: 1 << 20, Readers: 1}, w: newWorld(),
 		txns: map[string]*modelTxn{}, used: map[string]bool{}, lent: map[*snapshot.Chunk]bool{}, wanted: map[uint32]checkpoint.TableProgress{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
@@ -141,8 +144,10 @@ func (s *sim) settle() error {
 			spoil(c)
 		}
 	}
+	// Without a time to ask again it is a truncate, or an outbox's rows from before the
+	// slot, that goes out first.
 	paused, wake := s.m.Paused(s.now)
-	if !paused {
+	if !paused || wake.IsZero() {
 		s.pausedSince = time.Time{}
 		return nil
 	}
@@ -158,7 +163,7 @@ func (s *sim) settle() error {
 	return nil
 }
 
-// begin a session: the stream starts at the slot's confirmed LSN.
+// session begins one: the stream starts at the slot's confirmed LSN.
 func (s *sim) session() {
 	s.m = s.make(s.options, s.confirmed)
 	s.reached, s.sent, s.open, s.seq = s.confirmed, 0, nil, 0
@@ -184,9 +189,6 @@ func (s *sim) session() {
 			if p, ok = s.wanted[t.oid]; !ok {
 				continue
 			}
-			if p.State == checkpoint.TableWaiting {
-				p.Wait = s.w.next
-			}
 		}
 		s.add(t, p)
 	}
@@ -194,7 +196,7 @@ func (s *sim) session() {
 
 func (s *sim) add(t *modelTable, p checkpoint.TableProgress) {
 	if p.State == checkpoint.TableWaiting {
-		s.waiting[t.oid] = p.Wait
+		s.waiting[t.oid] = s.w.next
 	}
 	s.told[t.oid] = p
 	s.m.Add(t.captured(), p)
