@@ -84,7 +84,8 @@ func (g *generator) setUp() error {
 	}
 	g.mixture()
 	if g.r.IntN(4) == 0 { // committed before the slot, and seen after it
-		for _, line := range []string{"begin 0", "insert 0 " + g.table().name + " 1 early", "commit 0 wait"} {
+		t := g.table()
+		for _, line := range []string{"begin 0", "insert 0 " + t.name + " " + g.fresh(t) + " early", "commit 0 wait"} {
 			if err := g.do("%s", line); err != nil {
 				return err
 			}
@@ -150,7 +151,7 @@ func (g *generator) write() string {
 			word = "subinsert"
 		}
 		return fmt.Sprintf("%s %s %s %s %s", word, x, t.name, g.fresh(t), g.value())
-	case n < 24:
+	case n < 24 && !t.outbox:
 		return strings.TrimSpace(fmt.Sprintf("update %s %s %s %s", x, t.name, g.key(t), g.bigOrNot()))
 	case n < 30:
 		return strings.TrimSpace(fmt.Sprintf("move %s %s %s %s %s", x, t.name, g.key(t), g.key(t), g.bigOrNot()))

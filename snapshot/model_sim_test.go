@@ -89,7 +89,6 @@ type sim struct {
 	durable batch
 	// confirmed is the slot's; persisted what of it outlives the server's crash.
 	confirmed, persisted checkpoint.LSN
-	pausedSince          time.Time
 }
 
 func newSim(create mergerMaker) *sim {
@@ -147,18 +146,11 @@ func (s *sim) settle() error {
 	// Without a time to ask again it is a truncate, or an outbox's rows from before the
 	// slot, that goes out first.
 	paused, wake := s.m.Paused(s.now)
-	if !paused || wake.IsZero() {
-		s.pausedSince = time.Time{}
-		return nil
-	}
-	if s.pausedSince.IsZero() {
-		s.pausedSince = s.now
-	}
-	if s.now.Sub(s.pausedSince) > time.Second {
-		return fmt.Errorf("the stream stands still for %v", s.now.Sub(s.pausedSince))
-	}
-	if wake.Sub(s.now) > time.Second {
+	if paused && !wake.IsZero() && wake.Sub(s.now) > time.Second {
 		return fmt.Errorf("the stream is to stand still for another %v", wake.Sub(s.now))
+	}
+	if paused && !wake.IsZero() && !wake.After(s.now) {
+		return fmt.Errorf("the stream stands still, until a time that is past")
 	}
 	return nil
 }
@@ -170,7 +162,7 @@ func (s *sim) session() {
 	for s.sent < len(s.w.wal) && s.w.wal[s.sent].end <= s.confirmed {
 		s.sent++
 	}
-	s.reads, s.snaps, s.batches, s.pausedSince = nil, nil, nil, time.Time{}
+	s.reads, s.snaps, s.batches = nil, nil, nil
 	s.lent, s.held, s.waiting = map[*snapshot.Chunk]bool{}, map[uint32][]record{}, map[uint32]checkpoint.XID{}
 	for _, t := range s.w.tables {
 		t.readers = 0
@@ -190,6 +182,7 @@ func (s *sim) session() {
 				continue
 			}
 		}
+		s.oracle.of(t).torn = t.whole && p.State == checkpoint.TableReading
 		s.add(t, p)
 	}
 }
@@ -388,7 +381,7 @@ func (s *sim) deliverBatch() bool {
 
 // confirm tells PostgreSQL how far the durable position is, as far as the Merger lets it.
 func (s *sim) confirm() error {
-	to := s.durable.position.lsn
+	to := min(s.durable.position.lsn, s.reached)
 	if hold, ok := s.m.Hold(); ok {
 		if hold < s.confirmed {
 			return fmt.Errorf("hold at %s, and %s was confirmed", hold, s.confirmed)
