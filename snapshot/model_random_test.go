@@ -71,7 +71,14 @@ func (g *generator) setUp() error {
 		if g.r.IntN(6) == 0 {
 			word = "later"
 		}
-		if err := g.do("%s t%d %s", word, i, kinds[g.r.IntN(len(kinds))]); err != nil {
+		kind := kinds[g.r.IntN(len(kinds))]
+		if kind == "outbox" {
+			word = "table"
+			if i > 0 {
+				kind = "int"
+			}
+		}
+		if err := g.do("%s t%d %s", word, i, kind); err != nil {
 			return err
 		}
 	}
