@@ -53,6 +53,9 @@ type batch struct {
 	records  int
 	position position
 	progress map[uint32]checkpoint.TableProgress
+	// upTo is how far may be confirmed once this is durable: what the Merger let be
+	// confirmed when the batch was closed.
+	upTo checkpoint.LSN
 }
 
 // sim runs a script of commands: the application, PostgreSQL, the readers, and a relay
@@ -167,6 +170,7 @@ func (s *sim) session() {
 	for _, t := range s.w.tables {
 		t.readers = 0
 	}
+	s.durable.upTo = s.confirmed
 	s.out = s.out[:s.durable.records]
 	s.oracle = newOracle(s.w)
 	for _, r := range s.out {
@@ -334,7 +338,11 @@ func (s *sim) heldOut() (bool, error) {
 func (s *sim) seal() {
 	progress := s.m.Progress()
 	maps.Copy(s.told, progress)
-	s.batches = append(s.batches, batch{records: len(s.out), position: s.at(), progress: progress})
+	b := batch{records: len(s.out), position: s.at(), progress: progress, upTo: s.reached}
+	if hold, ok := s.m.Hold(); ok {
+		b.upTo = min(b.upTo, hold)
+	}
+	s.batches = append(s.batches, b)
 	var told []string
 	for oid, p := range progress {
 		told = append(told, fmt.Sprintf("%s: %s", s.w.byOID(oid).name, describeProgress(p)))
@@ -366,7 +374,7 @@ func (s *sim) deliverBatch() bool {
 	}
 	b := s.batches[0]
 	s.batches = s.batches[1:]
-	s.durable.records, s.durable.position = b.records, b.position
+	s.durable.records, s.durable.position, s.durable.upTo = b.records, b.position, b.upTo
 	for oid, p := range b.progress {
 		if p.State == "" {
 			delete(s.durable.progress, oid)
@@ -377,16 +385,12 @@ func (s *sim) deliverBatch() bool {
 	return true
 }
 
-// confirm tells PostgreSQL how far the durable position is, as far as the Merger lets it.
+// confirm tells PostgreSQL how far the durable position is, as far as the Merger let it.
 func (s *sim) confirm() error {
-	to := min(s.durable.position.lsn, s.reached)
-	if hold, ok := s.m.Hold(); ok {
-		if hold < s.confirmed {
-			return fmt.Errorf("hold at %s, and %s was confirmed", hold, s.confirmed)
-		}
-		to = min(to, hold)
+	if hold, ok := s.m.Hold(); ok && hold < s.confirmed {
+		return fmt.Errorf("hold at %s, and %s was confirmed", hold, s.confirmed)
 	}
-	if to > s.confirmed {
+	if to := min(s.durable.position.lsn, s.durable.upTo); to > s.confirmed {
 		s.confirmed = to
 		s.printf("confirmed %s", to)
 	}

@@ -11,6 +11,7 @@ import (
 var (
 	modelSeed  = flag.Uint64("model.seed", 0, "run this seed of the model alone")
 	modelSeeds = flag.Int("model.seeds", 300, "how many seeds the model runs")
+	modelSteps = flag.Int("model.steps", 300, "how many lines a script of the model has")
 )
 
 // failure is a script that a Merger does not survive.
@@ -78,7 +79,7 @@ func TestMergerAgainstModel(t *testing.T) {
 		first, n = *modelSeed, 1
 	}
 	for seed := first; seed < first+n; seed++ {
-		if f := runSeed(newMerger, seed, 300); f != nil {
+		if f := runSeed(newMerger, seed, *modelSteps); f != nil {
 			small := shrink(newMerger, f)
 			s := newSim(newMerger)
 			for _, line := range small.lines {
