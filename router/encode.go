@@ -93,7 +93,7 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 		types = append(types, t)
 		p.columns = append(p.columns, r.shape.column(c, t, &r.enc))
 	}
-	if err := p.chooseKey(r.o.Keys[p.label]); err != nil {
+	if err := p.chooseKey(r.o.Keys[p.label], r.o.Debezium != nil); err != nil {
 		return nil, err
 	}
 	return p, r.shape.plan(p, types)
@@ -148,8 +148,11 @@ func (r *Router) meetByTemplate(a, b *replication.Relation) bool {
 	return (a.Schema == b.Schema || !schemaCounts) && (a.Name == b.Name || !tableCounts)
 }
 
-// chooseKey takes the configured key, or the table's own.
-func (p *tablePlan) chooseKey(configured []string) error {
+// chooseKey takes the configured key, or the table's own. Its columns stand in the
+// table's order, in keys too, unless asWritten: Debezium has those of a primary key in
+// the order of its definition, and so can have who goes on with Debezium's topics, where
+// another order would be other keys.
+func (p *tablePlan) chooseKey(configured []string, asWritten bool) error {
 	if len(configured) == 0 {
 		p.key = p.rel.Key()
 		return nil
@@ -160,7 +163,9 @@ func (p *tablePlan) chooseKey(configured []string) error {
 			if c.Name == name {
 				found = true
 				p.keyBeyondIdentity = p.keyBeyondIdentity || !c.Identity
-				p.key = append(p.key, i)
+				if !slices.Contains(p.key, i) {
+					p.key = append(p.key, i)
+				}
 			}
 		}
 		if !found {
@@ -171,8 +176,9 @@ func (p *tablePlan) chooseKey(configured []string) error {
 			}
 		}
 	}
-	slices.Sort(p.key) // columns stand in the table's order, in keys too
-	p.key = slices.Compact(p.key)
+	if !asWritten {
+		slices.Sort(p.key)
+	}
 	return nil
 }
 
