@@ -33,9 +33,9 @@ type TableProgress struct {
 	Again [][]string
 	// Whole tells that the table is read in one piece, which a restart begins again.
 	Whole bool
-	// Recent tells that of an outbox table only rows that changed since the creation of
-	// the slot are still to be read.
-	Recent bool
+	// Beside tells that the stream runs beside an outbox table's rows, and no longer waits
+	// until those from before the slot are out.
+	Beside bool
 	Rows   int64 // delivered as reads so far
 	// Began is when the first chunk was ordered; zero before.
 	Began time.Time

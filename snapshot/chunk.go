@@ -73,10 +73,8 @@ type Order struct {
 	Rows  int
 	Bytes int64
 
-	// Xmin asks for each row's xmin (Chunk.Xmins), and where RecentSince is not 0 for rows only
-	// whose xmin is not older than it.
-	Xmin        bool
-	RecentSince checkpoint.XID
+	// Xmin asks for each row's xmin (Chunk.Xmins).
+	Xmin bool
 	// Flushed asks for an answer only once the WAL up to LSN is on disk, so that a server
 	// crash cannot undo what was read.
 	Flushed bool
