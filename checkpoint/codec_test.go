@@ -20,32 +20,32 @@ var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
 // full is a checkpoint with every field set, and names that need escaping.
 func full() (Checkpoint, int64, *Delta) {
 	return Checkpoint{
-		Position: Position{
-			LSN: 0x16B374D848, CommitLSN: 0x16B374E000,
-			CommitTime: time.UnixMicro(1764550000119001).UTC(),
-			Cut:        Cut{CommitLSN: 0x16B374E000, Changes: 1<<64 - 1},
-		},
-		Source:       Source{SystemID: "7431870498234981234", Database: "the \"shop\"\\\n\x01é", Timeline: 3},
-		Publications: []Publication{{Name: "walrelay_shop", Horizon: 0x16B3000000}, {Name: "walrelay_shop_insert"}},
-		SlotSnapshot: "812:815:813",
-		Requests:     41000,
-	}, 41822, &Delta{
-		Partitions: map[string]int32{"shop.public.orders": 8, "a": 1},
-		Tables: map[uint32]*TableDelta{
-			16384: {
-				TableProgress: TableProgress{
-					Table: "public.orders", State: TableReading, Key: []string{"region", "id"},
-					Ranges: []Range{{To: []string{"eu", "7"}}, {After: []string{"us", ""}, To: []string{}}, {After: []string{}}},
-					Again:  [][]string{{"\xff\x00", "é\u2028\n"}},
-					Rows:   1 << 40, Began: time.UnixMicro(1764550000119001).UTC(),
-					Request: fullRequest(),
-				},
-				AgainRead: [][]string{{"eu", "1"}, {}},
+			Position: Position{
+				LSN: 0x16B374D848, CommitLSN: 0x16B374E000,
+				CommitTime: time.UnixMicro(1764550000119001).UTC(),
+				Cut:        Cut{CommitLSN: 0x16B374E000, Changes: 1<<64 - 1},
 			},
-			9:          nil,
-			4294967295: {TableProgress: TableProgress{Table: "public.\xe9", State: TableWaiting, Wait: 1<<64 - 1, Whole: true}},
-		},
-	}
+			Source:       Source{SystemID: "7431870498234981234", Database: "the \"shop\"\\\n\x01é", Timeline: 3},
+			Publications: []Publication{{Name: "walrelay_shop", Horizon: 0x16B3000000}, {Name: "walrelay_shop_insert"}},
+			SlotSnapshot: "812:815:813",
+			Requests:     41000,
+		}, 41822, &Delta{
+			Partitions: map[string]int32{"shop.public.orders": 8, "a": 1},
+			Tables: map[uint32]*TableDelta{
+				16384: {
+					TableProgress: TableProgress{
+						Table: "public.orders", State: TableReading, Key: []string{"region", "id"},
+						Ranges: []Range{{To: []string{"eu", "7"}}, {After: []string{"us", ""}, To: []string{}}, {After: []string{}}},
+						Again:  [][]string{{"\xff\x00", "é\u2028\n"}},
+						Rows:   1 << 40, Began: time.UnixMicro(1764550000119001).UTC(),
+						Request: fullRequest(),
+					},
+					AgainRead: [][]string{{"eu", "1"}, {}},
+				},
+				9:          nil,
+				4294967295: {TableProgress: TableProgress{Table: "public.\xe9", State: TableWaiting, Wait: 1<<64 - 1, Whole: true}},
+			},
+		}
 }
 
 func fullRequest() *Request {

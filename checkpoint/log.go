@@ -5,22 +5,22 @@ import (
 	"maps"
 )
 
-// Limits of what a position record carries before a new state record is due: entries
-// and bytes of the delta, and position records that have carried one. Thirty-two topics
-// or tables are a few kilobytes.
+// Limits of what position records carry before a new state record is due: the entries
+// of a delta, the records that have carried one, and the bytes of those in all.
+// Thirty-two topics or tables are a few kilobytes.
 //
 // What is due is written once the deltas have cost as many bytes as the state record
-// does. So all state records together are never more than all deltas together, which
-// matters with 20,000 tables, where one has megabytes and a snapshot changes some
-// progress in every transaction.
+// did. So all state records together are about as large as all deltas together at the
+// most, which matters with 20,000 tables, where one has megabytes and a snapshot changes
+// some progress in every transaction.
 const (
-	DefaultMaxDelta      = 32
-	DefaultMaxAge        = 1000
-	DefaultMaxDeltaBytes = 64 << 10
+	DefaultMaxDelta   = 32
+	DefaultMaxAge     = 1000
+	DefaultMaxCarried = 256 << 10
 
-	// A delta that is larger still is never written: together with the position it would
-	// not fit into a topic that takes a megabyte at once, which the state record may.
-	maxDeltaEver = 8 * DefaultMaxDeltaBytes
+	// A delta that is larger is never written: together with the position it would not
+	// fit into a topic that takes a megabyte at once, which the state record may.
+	maxDeltaBytes = 512 << 10
 )
 
 // Record is one record for the checkpoint topic. A nil Value is a tombstone.
@@ -64,9 +64,9 @@ type Log struct {
 	sentState  bool
 	sentDelta  map[string]int32 // the part of delta.Partitions that the state record holds
 
-	maxDelta      int
-	maxAge        int
-	maxDeltaBytes int
+	maxDelta   int
+	maxAge     int
+	maxCarried int
 
 	position []byte // buffers of the records, reused
 	state    []byte
@@ -79,14 +79,14 @@ type Log struct {
 // one a start, and no start depends on one that an older run wrote.
 func NewLog(last Checkpoint) *Log {
 	l := &Log{
-		counts:        maps.Clone(last.Partitions),
-		tables:        newTableLog(last.Tables),
-		stateOffset:   StateBeside,
-		last:          last.Position,
-		maxDelta:      DefaultMaxDelta,
-		maxAge:        DefaultMaxAge,
-		maxDeltaBytes: DefaultMaxDeltaBytes,
-		keys:          [2][]byte{[]byte(KeyState), []byte(KeyPosition)},
+		counts:      maps.Clone(last.Partitions),
+		tables:      newTableLog(last.Tables),
+		stateOffset: StateBeside,
+		last:        last.Position,
+		maxDelta:    DefaultMaxDelta,
+		maxAge:      DefaultMaxAge,
+		maxCarried:  DefaultMaxCarried,
+		keys:        [2][]byte{[]byte(KeyState), []byte(KeyPosition)},
 	}
 	l.delta = Delta{Partitions: make(map[string]int32), Tables: make(map[uint32]*TableDelta)}
 	if l.counts == nil {
@@ -145,12 +145,12 @@ func (l *Log) Records(c *Checkpoint) ([]Record, error) {
 
 // stateDue tells whether the transaction under way writes a state record.
 func (l *Log) stateDue() bool {
-	if l.stateOffset == StateBeside || l.deltaBytes > maxDeltaEver {
+	if l.stateOffset == StateBeside || l.deltaBytes > maxDeltaBytes {
 		return true
 	}
-	entries := len(l.delta.Partitions) + len(l.delta.Tables)
-	due := entries > l.maxDelta || l.deltaBytes > l.maxDeltaBytes || l.age >= l.maxAge
-	return due && l.carried+l.deltaBytes >= l.stateBytes
+	entries, carried := len(l.delta.Partitions)+len(l.delta.Tables), l.carried+l.deltaBytes
+	due := entries > l.maxDelta || l.age >= l.maxAge || carried > l.maxCarried
+	return due && carried >= l.stateBytes
 }
 
 // Committed notes that the transaction with the records of the last call of

@@ -63,9 +63,11 @@ func (l *tableLog) stage(tables map[uint32]TableProgress) {
 		if old := l.tables[oid]; old != nil {
 			base = old.base
 		}
-		t := new(loggedTable)
+		var t *loggedTable
 		if n := len(l.free); n > 0 {
 			t, l.free = l.free[n-1], l.free[:n-1]
+		} else {
+			t = new(loggedTable)
 		}
 		t.set(p, base)
 		l.staged[oid] = t
