@@ -29,7 +29,8 @@ type TableProgress struct {
 	// Ranges are those not finished; nil before the first chunk and when all are read.
 	Ranges []Range
 	// Again holds keys whose rows are to be read once more before the table is done,
-	// because an incomplete change went out without them.
+	// because an incomplete change went out without them. Each stands there once; new
+	// ones come at the end.
 	Again [][]string
 	// Whole tells that the table is read in one piece, which a restart begins again.
 	Whole bool
