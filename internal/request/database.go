@@ -257,7 +257,10 @@ func aboutTheQuery(code string) bool {
 
 func readError(t *replication.Table, err error) error {
 	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != "42501" {
+	switch {
+	case errors.As(err, &pgErr) && pgErr.Code == "55P03":
+		return fmt.Errorf("look at %s: %w; another session has it locked for itself (see pg_blocking_pids()); ask again when it is done", t, err)
+	case pgErr == nil || pgErr.Code != "42501":
 		return fmt.Errorf("look at %s: %w", t, err)
 	}
 	remedy := "GRANT SELECT ON " + pgx.Identifier{t.Schema, t.Name}.Sanitize() + " to the role of source.dsn, and USAGE on its schema"
