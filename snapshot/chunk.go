@@ -18,6 +18,9 @@ type Table struct {
 	// they are read: the replica identity's, the primary key's under FULL or NOTHING,
 	// else source.keys. Nil where there are none.
 	Key []string
+	// Identity holds the columns by which a change finds its row, where that is not Key: an
+	// outbox table's primary key, whose rows are read in another order.
+	Identity []string
 	// Whole tells that the table cannot be read by ranges of Key: there is none, or no
 	// unique index on NOT NULL columns is behind it.
 	Whole bool

@@ -84,6 +84,7 @@ type Merger struct {
 	outstanding map[uint64]*Order
 
 	latest  MVCC           // the newest snapshot known
+	covered bool           // it sees what the slot's snapshot sees
 	reached checkpoint.LSN // everything up to here has been sent
 	xid     checkpoint.XID // of the open source transaction
 	before  checkpoint.LSN // where it began
@@ -182,7 +183,6 @@ func (m *Merger) throwAway(t *table) {
 func (m *Merger) Release(oid uint32) {
 	if t := m.tables[oid]; t != nil && t.state == checkpoint.TableWaiting {
 		t.state = checkpoint.TablePending
-		t.wait = 0
 		t.touch()
 	}
 }
@@ -244,6 +244,7 @@ func (m *Merger) Saw(s MVCC) {
 	if later(s, m.latest) {
 		m.latest = s
 	}
+	m.covered = m.covered || m.latest.Covers(m.o.SlotSnapshot)
 	m.unseen = slices.DeleteFunc(m.unseen, func(p passedAt) bool { return m.latest.Sees(p.xid) })
 	for _, t := range m.queue {
 		t.forget()
@@ -286,8 +287,14 @@ func (m *Merger) Arrived(c *Chunk, now time.Time) error {
 		m.Remove(o.Table.OID)
 		return nil
 	}
-	if c.Snapshot.Xmax > 0 {
+	if !c.Snapshot.IsZero() {
 		defer m.Saw(c.Snapshot)
+	}
+	if o.Kind != OrderPlan && !m.covered && !c.Snapshot.Covers(m.o.SlotSnapshot) {
+		// A transaction that committed before the slot's beginning is not in the stream, and
+		// is not visible yet: its standby keeps it waiting.
+		t.blind(c, now)
+		return nil
 	}
 	switch o.Kind {
 	case OrderPlan:
@@ -520,6 +527,34 @@ func (m *Merger) Hold() (lsn checkpoint.LSN, ok bool) {
 		}
 	}
 	return lsn, ok
+}
+
+// Covered tells whether the slot's snapshot is of no use any more: newer ones see all
+// that it sees, and the backlog of outbox tables is out.
+func (m *Merger) Covered() bool {
+	if !m.covered {
+		return m.o.SlotSnapshot.IsZero()
+	}
+	for _, t := range m.queue {
+		if t.def.Outbox {
+			return false
+		}
+	}
+	return true
+}
+
+// HeldMayWait tells whether the stream may stand still until the rows of a table that is
+// read whole are out: not before it has passed what they have seen.
+func (m *Merger) HeldMayWait(oid uint32) bool {
+	t := m.tables[oid]
+	return t != nil && t.whole && t.opened && m.reached >= t.upTo
+}
+
+// Note puts a table's progress into the next checkpoint.
+func (m *Merger) Note(oid uint32) {
+	if t := m.tables[oid]; t != nil {
+		t.touch()
+	}
 }
 
 // Moving tells whether progress changed that no checkpoint holds yet.

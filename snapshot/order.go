@@ -180,6 +180,19 @@ func (t *table) arrived(c *Chunk, now time.Time) {
 	t.chunks = append(t.chunks, ch)
 }
 
+// blind gives up an answer whose snapshot is too old to be of use, and tries again later.
+func (t *table) blind(c *Chunk, now time.Time) {
+	if c.Order.span != nil {
+		c.Order.span.ordered = false
+	}
+	if c.Order.Kind == OrderWhole {
+		c.Order.cancelled.Store(true)
+		t.orders, t.probed = nil, false
+	}
+	t.retryAt = now.Add(retryAfter)
+	t.m.recycle(c)
+}
+
 // supersede strikes out what a change that passed has superseded.
 func (t *table) supersede(ch *chunk, e passedChange) {
 	old := e.old

@@ -13,6 +13,8 @@ type chunk struct {
 	cursor int // rows before it are out, or struck out
 	all    bool
 	bits   []uint64 // struck rows
+	// identity are the columns by which changes find rows.
+	identity []int
 
 	// slots is an open hash table of row numbers + 1, by key, made when first asked for.
 	slots []int32
@@ -26,7 +28,20 @@ type chunk struct {
 
 var seed = maphash.MakeSeed()
 
-func newChunk(c *Chunk) *chunk { return &chunk{Chunk: c} }
+func newChunk(c *Chunk) *chunk {
+	ch := &chunk{Chunk: c, identity: c.Shape.Key}
+	if names := c.Order.Table.Identity; names != nil {
+		ch.identity = nil
+		for _, name := range names {
+			for i := range c.Shape.Relation.Columns {
+				if c.Shape.Relation.Columns[i].Name == name {
+					ch.identity = append(ch.identity, i)
+				}
+			}
+		}
+	}
+	return ch
+}
 
 func (c *chunk) strikeAll() { c.all = true }
 
@@ -97,7 +112,7 @@ func (c *chunk) index() {
 
 func (c *chunk) appendKey(dst []byte, i int) []byte {
 	c.tuple = c.Rows.Tuple(i, c.tuple)
-	return appendKey(dst, c.tuple, nil, c.Shape.Key)
+	return appendKey(dst, c.tuple, nil, c.identity)
 }
 
 // keyOf is the key of row i.

@@ -34,7 +34,6 @@ type table struct {
 	def   Table
 	state checkpoint.TableState
 	whole bool // read in one piece: see whole.go
-	wait  checkpoint.XID
 
 	key     []string // as the ranges, and the chunks, have it; nil before the first
 	ranges  []*span
@@ -109,7 +108,7 @@ func (s *span) settle() {
 
 func newTable(m *Merger, def Table, p checkpoint.TableProgress) *table {
 	t := &table{
-		m: m, def: def, state: p.State, whole: def.Whole, wait: p.Wait, key: p.Key, again: slices.Clone(p.Again),
+		m: m, def: def, state: p.State, whole: def.Whole, key: p.Key, again: slices.Clone(p.Again),
 		rows: p.Rows, began: p.Began, request: p.Request, recent: p.Recent,
 		passed: map[checkpoint.XID]*passed{},
 	}
@@ -163,7 +162,7 @@ func (t *table) progress() checkpoint.TableProgress {
 		return checkpoint.TableProgress{}
 	}
 	p := checkpoint.TableProgress{
-		Table: t.def.String(), State: t.state, Wait: t.wait,
+		Table: t.def.String(), State: t.state,
 		Whole: t.whole, Rows: t.rows, Began: t.began, Request: t.request, Recent: t.recent,
 	}
 	if t.state != checkpoint.TableReading {
@@ -229,7 +228,7 @@ func (t *table) change(c *replication.Change) {
 		}
 		return
 	}
-	index := t.keyIndex.of(c.Relation, t.keyColumns())
+	index := t.keyIndex.of(c.Relation, t.identity())
 	if index == nil {
 		t.unreadable()
 		return
@@ -309,8 +308,11 @@ func (t *table) throwBack(ch *chunk) {
 	})
 }
 
-// keyColumns are the columns that the ranges are of.
-func (t *table) keyColumns() []string {
+// identity are the columns by which a change finds its row.
+func (t *table) identity() []string {
+	if t.def.Identity != nil {
+		return t.def.Identity
+	}
 	if t.key != nil {
 		return t.key
 	}
