@@ -106,7 +106,11 @@ func Send(ctx context.Context, o Options, r checkpoint.Request) (offset int64, e
 	if err := sameSource(cp.Source, db, o.Checkpoint.Topic); err != nil {
 		return 0, err
 	}
-	return any(store).(requester).Request(ctx, r)
+	w, ok := any(store).(requester)
+	if !ok {
+		return 0, errors.New("this build cannot write requests")
+	}
+	return w.Request(ctx, r)
 }
 
 type requester interface {
