@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
 )
 
@@ -288,4 +287,3 @@ WITH rel AS MATERIALIZED (
 func literal(s string) string {
 	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
 }
-

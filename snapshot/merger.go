@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -49,6 +50,11 @@ type Row struct {
 	Truncate bool
 	Outbox   bool
 }
+
+// ErrBroken says that the connection was lost in the middle of a table that is read whole.
+// What was read of it is void: the session is to be given up, and the next one reads the
+// table from the beginning.
+var ErrBroken = errors.New("the connection was lost before the end of a table that is read whole")
 
 // pauseBudget is how long the stream may stand still for a read that has to see
 // everything that has passed.
@@ -278,7 +284,7 @@ func later(a, b MVCC) bool {
 func (m *Merger) Arrived(c *Chunk, now time.Time) error {
 	m.clock = now
 	o := c.Order
-	last := o.Kind != OrderWhole || c.Last || c.Err != nil || c.Gone
+	last := o.Kind != OrderWhole || c.Last || c.Err != nil || c.Gone || c.Broken
 	if last {
 		delete(m.outstanding, o.ID)
 	}
@@ -293,6 +299,10 @@ func (m *Merger) Arrived(c *Chunk, now time.Time) error {
 	if c.Err != nil {
 		m.recycle(c)
 		return fmt.Errorf("read table %s: %w", o.Table, c.Err)
+	}
+	if c.Broken {
+		m.recycle(c)
+		return fmt.Errorf("read table %s: %w", o.Table, ErrBroken)
 	}
 	if c.Gone {
 		m.recycle(c)

@@ -1,10 +1,13 @@
 package snapshot
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walrelay/walrelay/checkpoint"
 )
@@ -93,4 +96,13 @@ func (m MVCC) String() string {
 		b = strconv.AppendUint(b, uint64(x), 10)
 	}
 	return string(b)
+}
+
+// Current reads the current MVCC snapshot; conn must be to the primary.
+func Current(ctx context.Context, conn *pgx.Conn) (MVCC, error) {
+	var text string
+	if err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_current_snapshot()::text").Scan(&text); err != nil {
+		return MVCC{}, fmt.Errorf("read MVCC snapshot: %w", err)
+	}
+	return ParseMVCC(text)
 }
