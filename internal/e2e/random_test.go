@@ -11,9 +11,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
 	"github.com/walrelay/walrelay/internal/cdctest"
 	"github.com/walrelay/walrelay/internal/killpoint"
-	"golang.org/x/sync/errgroup"
 )
 
 var (
@@ -320,7 +321,7 @@ func (r *run) finish(truth *cdctest.Truth) *cdctest.Log {
 	r.check(cdctest.Atomic(log, smallRecords))
 	for _, table := range truth.Tables {
 		if table.Name == "accounts" {
-			r.check(cdctest.Sum(log, layout(), table, "balance"))
+			r.check(cdctest.Sum(log, layout(), "balance", table))
 		}
 	}
 	return log
