@@ -8,7 +8,7 @@ type TableState string
 // The states, in their order. A table that has none is not known yet.
 const (
 	// TableWaiting: its publication change, or a request, is younger than transactions
-	// that are still running; see TableProgress.Wait.
+	// that are still running, so that no chunk is opened before they have ended.
 	TableWaiting TableState = "waiting"
 	// TablePending: its turn has not come.
 	TablePending TableState = "pending"
@@ -23,9 +23,6 @@ const (
 type TableProgress struct {
 	Table string // schema.table, for people
 	State TableState
-	// Wait is set while waiting: no chunk is opened before every transaction with a
-	// smaller xid has ended. 0 where that bound is not known yet.
-	Wait XID
 	// Key holds the columns by which the ranges are read, in their order. Nil before the
 	// first chunk, and for a table that is read whole.
 	Key []string
@@ -36,7 +33,10 @@ type TableProgress struct {
 	Again [][]string
 	// Whole tells that the table is read in one piece, which a restart begins again.
 	Whole bool
-	Rows  int64 // delivered as reads so far
+	// Recent tells that of an outbox table only rows that changed since the creation of
+	// the slot are still to be read.
+	Recent bool
+	Rows   int64 // delivered as reads so far
 	// Began is when the first chunk was ordered; zero before.
 	Began time.Time
 	// Request is the one that asked for this snapshot; nil for a table's first.

@@ -35,6 +35,8 @@ type Batch struct {
 
 	// done is where the prefix ends.
 	done mark
+	// taken is how many records Take has copied out.
+	taken int
 	// Position after the prefix; zero where the prefix is empty and moves nothing.
 	position     checkpoint.Position
 	moved        bool
@@ -180,6 +182,38 @@ func (b *Batch) MoveTail(to *Batch) {
 	b.truncate(b.done)
 }
 
+// Take moves the next records of from, a side batch that is never delivered itself,
+// behind b's own: n of them, fewer where b is Full before, at least one while there is
+// one. It tells whether there are more. The changes that became no records are counted
+// with the last piece. Behind that, from is empty and has given its memory back; until
+// then more may be routed into it.
+func (b *Batch) Take(from *Batch, n int) (more bool) {
+	for i := 0; from.taken < len(from.records) && (i == 0 || i < n && !b.Full()); i++ {
+		b.copyRecord(from, &from.records[from.taken])
+		from.taken++
+	}
+	if from.taken < len(from.records) {
+		return true
+	}
+	for _, c := range from.counts {
+		b.tallyN(c.topic, c.outcome, c.n)
+	}
+	*from = Batch{limits: from.limits, arena: []byte{}}
+	return false
+}
+
+// copyRecord copies a record with everything it points to, which may lie in an earlier
+// record of its change.
+func (b *Batch) copyRecord(from *Batch, rec *record) {
+	to := *rec
+	to.key, to.value = b.put(from.bytes(rec.key)), b.put(from.bytes(rec.value))
+	to.headers.at = len(b.headers)
+	for _, h := range from.headers[rec.headers.at : rec.headers.at+rec.headers.n] {
+		b.headers = append(b.headers, header{name: h.name, value: b.put(from.bytes(h.value))})
+	}
+	b.records = append(b.records, to)
+}
+
 // DropTail forgets the open source transaction, which a restart reads again.
 func (b *Batch) DropTail() { b.truncate(b.done) }
 
@@ -194,7 +228,7 @@ func (b *Batch) Reset() {
 		b.arena = make([]byte, 0, min(b.limits.Bytes, maxArena)+arenaSlack)
 	}
 	b.truncate(mark{})
-	b.done, b.position, b.moved, b.transactions = mark{}, checkpoint.Position{}, false, 0
+	b.done, b.position, b.moved, b.transactions, b.taken = mark{}, checkpoint.Position{}, false, 0, 0
 	b.oldest = time.Time{}
 }
 
@@ -211,15 +245,17 @@ func (b *Batch) spanFrom(at int) span { return span{at: at, n: len(b.arena) - at
 // tally counts a change that did not become a record of its topic. Counts of one
 // topic in the tail become one: a source transaction of ten million excluded changes
 // is one number.
-func (b *Batch) tally(topic string, o outcome) {
+func (b *Batch) tally(topic string, o outcome) { b.tallyN(topic, o, 1) }
+
+func (b *Batch) tallyN(topic string, o outcome, n int) {
 	tail := b.counts[b.done.counts:]
 	for i := len(tail) - 1; i >= max(0, len(tail)-tallyDepth); i-- {
 		if tail[i].topic == topic && tail[i].outcome == o {
-			tail[i].n++
+			tail[i].n += n
 			return
 		}
 	}
-	b.counts = append(b.counts, count{topic: topic, outcome: o, n: 1})
+	b.counts = append(b.counts, count{topic: topic, outcome: o, n: n})
 }
 
 // tallyDepth is how far back a count of the same topic is looked for.

@@ -33,18 +33,23 @@ type columnPlan struct {
 	append format.Append
 }
 
-// plan finds or makes the plan of a relation.
-func (r *Router) plan(rel *replication.Relation) (*tablePlan, error) {
+// plan finds or makes the plan of a change's relation.
+func (r *Router) plan(c *replication.Change) (*tablePlan, error) {
+	rel := c.Relation
 	if r.last != nil && r.last.rel == rel {
 		return r.last, nil
 	}
-	p := r.plans[rel.OID]
+	plans := r.plans
+	if c.Read != nil {
+		plans = r.readPlans
+	}
+	p := plans[rel.OID]
 	if p == nil || p.rel != rel {
 		var err error
 		if p, err = r.newPlan(rel); err != nil {
 			return nil, fmt.Errorf("plan records of %s.%s: %w", rel.Schema, rel.Name, err)
 		}
-		r.plans[rel.OID] = p
+		plans[rel.OID] = p
 	}
 	r.last = p
 	return p, nil
@@ -186,6 +191,20 @@ func (r *Router) beginTxn(t *replication.Transaction) {
 	r.txnPart = append(r.txnPart, `"`...)
 }
 
+// beginRead caches what all rows of a chunk share, up to the end of their values.
+func (r *Router) beginRead(at *replication.ReadPoint) {
+	if r.read == *at && len(r.readMillis) > 0 {
+		return
+	}
+	r.read = *at
+	r.readMillis = append(r.readMillis[:0], `,"ts_ms":`...)
+	r.readMillis = strconv.AppendInt(r.readMillis, at.Time.UnixMilli(), 10)
+	r.readMillis = append(r.readMillis, `,"source":{`...)
+	r.readPart = append(r.readPart[:0], `,"tx_id":null,"commit_lsn":"`...)
+	r.readPart = at.CommitLSN.Append(r.readPart)
+	r.readPart = append(r.readPart, `","lsn":null,"seq":null,"snapshot":true}}`...)
+}
+
 // rowRecord is one record of a row to be written.
 type rowRecord struct {
 	op            replication.Op
@@ -256,6 +275,11 @@ func (r *Router) envelope(p *tablePlan, c *replication.Change, b *Batch, op repl
 func (r *Router) appendSource(dst []byte, p *tablePlan, c *replication.Change, op replication.Op) []byte {
 	dst = append(dst, `,"op":"`...)
 	dst = append(dst, byte(op), '"')
+	if c.Read != nil {
+		dst = append(dst, r.readMillis...)
+		dst = append(dst, p.source...)
+		return append(dst, r.readPart...)
+	}
 	dst = append(dst, r.tsMillis...)
 	dst = append(dst, p.source...)
 	dst = append(dst, r.txnPart...)
@@ -369,9 +393,8 @@ func (r *Router) encodeMessage(c *replication.Change, b *Batch) (key, value span
 	if c.Txn != nil {
 		b.arena = append(b.arena, r.txnPart...)
 	} else {
-		commit, _ := changePosition(c)
 		b.arena = append(b.arena, `,"tx_id":null,"commit_lsn":"`...)
-		b.arena = commit.Append(b.arena)
+		b.arena = messageCommit(c).Append(b.arena)
 		b.arena = append(b.arena, '"')
 	}
 	b.arena = appendChange(b.arena, c)
@@ -391,7 +414,7 @@ func (r *Router) nameOf(c *replication.Change) (table, topic string) {
 		return "message " + strconv.Quote(c.Message.Prefix), r.o.MessageTopic
 	}
 	table = c.Relation.Schema + "." + c.Relation.Name
-	if p, err := r.plan(c.Relation); err == nil {
+	if p, err := r.plan(c); err == nil {
 		return table, p.topicName
 	}
 	return table, ""
@@ -415,7 +438,7 @@ func (r *Router) appendDeadLetterKey(dst []byte, c *replication.Change) ([]byte,
 		dst, err := appendMessageKey(dst, c)
 		return dst, err == nil
 	}
-	p, err := r.plan(c.Relation)
+	p, err := r.plan(c)
 	if err != nil {
 		return dst, false
 	}

@@ -20,6 +20,7 @@ const (
 	oidInt4        = 23
 	oidText        = 25
 	oidJSON        = 114
+	oidBpchar      = 1042
 	oidVarchar     = 1043
 	oidTimestamp   = 1114
 	oidTimestamptz = 1184
@@ -147,7 +148,7 @@ func typeName(oid uint32) string {
 		return "text"
 	case oidJSON:
 		return "json"
-	case 1042:
+	case oidBpchar:
 		return "char"
 	case oidVarchar:
 		return "varchar"

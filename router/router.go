@@ -60,9 +60,12 @@ type Router struct {
 	topics Topics
 	enc    format.Encoder
 	plans  map[uint32]*tablePlan // by relation OID
-	last   *tablePlan
-	toast  []byte // the marker as JSON
-	origin []byte // `"connector":"walrelay","name":…,"db":…`
+	// readPlans are those of snapshot rows: their relation is another pointer than the
+	// stream's, and the two take turns.
+	readPlans map[uint32]*tablePlan
+	last      *tablePlan
+	toast     []byte // the marker as JSON
+	origin    []byte // `"connector":"walrelay","name":…,"db":…`
 	// claimed remembers which table has which topic, so that two never meet in one
 	// because characters were rewritten.
 	claimed map[string]*replication.Relation
@@ -73,6 +76,10 @@ type Router struct {
 	tsMillis []byte         // `,"ts_ms":…,"source":{`
 	txnPart  []byte         // `,"tx_id":…,"commit_lsn":"…"`
 
+	read       replication.ReadPoint // whose fragments are cached
+	readMillis []byte                // as tsMillis; empty before the first
+	readPart   []byte                // `,"tx_id":null,"commit_lsn":"…","lsn":null,…}}`, to the end
+
 	scratch scratch
 	event   event
 	filled  replication.Tuple // reused by fill
@@ -80,7 +87,10 @@ type Router struct {
 
 // NewRouter makes a Router.
 func NewRouter(o Options, topics Topics) (*Router, error) {
-	r := &Router{o: o, topics: topics, plans: map[uint32]*tablePlan{}, claimed: map[string]*replication.Relation{}}
+	r := &Router{
+		o: o, topics: topics, plans: map[uint32]*tablePlan{}, readPlans: map[uint32]*tablePlan{},
+		claimed: map[string]*replication.Relation{},
+	}
 	var err error
 	if r.origin, err = format.AppendString(append(r.origin, `"connector":"walrelay","name":`...), []byte(o.Name)); err != nil {
 		return nil, fmt.Errorf("encode name: %w", err)
@@ -136,7 +146,7 @@ func (r *Router) RejectTopic(c *replication.Change, topic string, err error) boo
 	if c.Relation == nil {
 		return false
 	}
-	if p, perr := r.plan(c.Relation); perr != nil || p.outbox == nil || r.event.Topic != topic {
+	if p, perr := r.plan(c); perr != nil || p.outbox == nil || r.event.Topic != topic {
 		return false
 	}
 	if r.rejected == nil {
@@ -193,12 +203,12 @@ func (r *Router) route(c *replication.Change, b *Batch) error {
 	if c.Op == replication.OpMessage {
 		return r.message(c, b)
 	}
-	p, err := r.plan(c.Relation)
+	p, err := r.plan(c)
 	if err != nil {
 		return err
 	}
 	switch {
-	case p.outbox != nil && c.Op == replication.OpCreate:
+	case p.outbox != nil && (c.Op == replication.OpCreate || c.Op == replication.OpRead):
 		return r.outboxEvent(p, c, b)
 	case p.excluded || p.outbox != nil:
 		// Marking and cleaning are an outbox's normal life: not events.
@@ -217,9 +227,13 @@ func (r *Router) route(c *replication.Change, b *Batch) error {
 			Remedy: fmt.Sprintf("name a key under source.keys, or set cleanup.policy=delete on %s, or exclude the table with \"!%s\" under source.tables", p.topicName, p.label),
 		}
 	}
-	r.beginTxn(c.Txn)
+	if c.Read != nil {
+		r.beginRead(c.Read)
+	} else {
+		r.beginTxn(c.Txn)
+	}
 	switch c.Op {
-	case replication.OpCreate:
+	case replication.OpCreate, replication.OpRead:
 		return r.row(p, c, b, rowRecord{op: c.Op, after: c.New, key: c.New})
 	case replication.OpUpdate:
 		return r.update(p, c, b)
@@ -402,11 +416,11 @@ func recordSize(b *Batch, rec *record) int {
 // stops where the configuration says so.
 func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) error {
 	table, sourceTopic := r.nameOf(c)
-	commit, seq := changePosition(c)
+	position := appendPosition(nil, c)
 	if !slices.Contains(r.o.DeadLetterOn, fault.Reason) {
 		return &StopError{
 			Reason: fault.Reason, Table: table, Key: r.keyText(c), Err: fault,
-			Position: string(checkpoint.AppendHeader(nil, commit, seq)),
+			Position: string(position),
 		}
 	}
 	topic := r.topics.Lookup(r.o.DeadLetterTopic)
@@ -445,7 +459,7 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 	start := len(b.arena)
 	b.arena = appendDeadLetter(b.arena, &deadLetter{
 		Reason: fault.Reason, Error: fault.Detail, Table: letterTable,
-		Position: checkpoint.AppendHeader(nil, commit, seq), Change: c,
+		Position: position, Change: c,
 	}, limit)
 	rec.value = b.spanFrom(start)
 	if err := r.add(b, rec, topic.Name); err != nil {
@@ -457,21 +471,26 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 	return nil
 }
 
-// changePosition is what the position header of a change's records says. A message
-// that is not transactional has no commit: one less than the end of its record is
-// no commit's LSN, since records are aligned, and lies before the next one's.
-func changePosition(c *replication.Change) (commit checkpoint.LSN, seq uint64) {
-	if c.Txn == nil {
-		return c.LSN - 1, 0
+// messageCommit stands for the commit LSN of a message that is not transactional. One
+// less than the end of its record is no commit's LSN, since records are aligned, and
+// lies before the next one's.
+func messageCommit(c *replication.Change) checkpoint.LSN { return c.LSN - 1 }
+
+// appendPosition appends what the position header of a change's records says.
+func appendPosition(dst []byte, c *replication.Change) []byte {
+	switch {
+	case c.Read != nil:
+		return checkpoint.AppendSnapshotHeader(dst, c.Read.CommitLSN)
+	case c.Txn == nil:
+		return checkpoint.AppendHeader(dst, messageCommit(c), 0)
 	}
-	return c.Txn.CommitLSN, c.Seq
+	return checkpoint.AppendHeader(dst, c.Txn.CommitLSN, c.Seq)
 }
 
 // positionHeader appends the header "position" and returns its span of headers.
 func (r *Router) positionHeader(c *replication.Change, b *Batch) span {
-	commit, seq := changePosition(c)
 	at := len(b.arena)
-	b.arena = checkpoint.AppendHeader(b.arena, commit, seq)
+	b.arena = appendPosition(b.arena, c)
 	b.headers = append(b.headers, header{name: "position", value: b.spanFrom(at)})
 	return span{at: len(b.headers) - 1, n: 1}
 }

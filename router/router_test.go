@@ -13,6 +13,7 @@ import (
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router/format"
 )
 
 func mustRouter(t testing.TB, o Options, topics Topics) *Router {
@@ -258,7 +259,10 @@ func TestRouteDoesNotAllocate(t *testing.T) {
 	row.Relation.OID++
 	update := *row
 	update.Op, update.Old, update.OldIsKey = replication.OpUpdate, slices.Clone(row.New), true
-	for name, c := range map[string]*replication.Change{"row": row, "update with key": &update, "event": event, "message": messageOf("hello")} {
+	for name, c := range map[string]*replication.Change{
+		"row": row, "update with key": &update, "event": event, "message": messageOf("hello"),
+		"snapshot row": readOf(row), "snapshot event": readOf(event),
+	} {
 		o := testOptions()
 		o.Outbox = []OutboxOptions{outbox}
 		r := mustRouter(t, o, newFixedTopics())
@@ -278,6 +282,49 @@ func TestRouteDoesNotAllocate(t *testing.T) {
 	}
 }
 
+// readOf is the inserted row of c as a snapshot reads it: with another relation of the
+// same shape.
+func readOf(c *replication.Change) *replication.Change {
+	rel := *c.Relation
+	return &replication.Change{Op: replication.OpRead, Relation: &rel, New: c.New,
+		Read: &replication.ReadPoint{CommitLSN: 0x3000000, Time: time.Date(2026, 12, 1, 6, 0, 0, 0, time.UTC)}}
+}
+
+// The stream's relation and the chunks' of one table take turns for as long as its
+// snapshot runs: each has a plan of its own, and a turn makes none.
+func TestPlansOfStreamAndSnapshotDoNotReplaceEachOther(t *testing.T) {
+	o := testOptions()
+	looked := 0
+	o.Types = func(uint32) (*format.Type, error) {
+		looked++
+		return nil, nil
+	}
+	r := mustRouter(t, o, newFixedTopics())
+	b := NewBatch(Limits{Bytes: 1 << 20, Records: 1000})
+	row := wideRow(t)
+	row.Relation.Columns[4].TypeOID = 99999 // which only the catalog knows
+	read := readOf(row)
+	turn := func() {
+		b.Reset()
+		for _, c := range []*replication.Change{row, read} {
+			if err := r.Route(c, b); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if allocs := testing.AllocsPerRun(100, turn); allocs != 0 || looked != 2 {
+		t.Errorf("%v allocations a turn, and %d plans made, want 2", allocs, looked)
+	}
+	// Another shape of either is another plan.
+	altered := *read.Relation
+	read.Relation = &altered
+	turn()
+	turn()
+	if looked != 3 {
+		t.Errorf("%d plans made, want 3", looked)
+	}
+}
+
 func benchmarkRoute(b *testing.B, c *replication.Change, o Options) {
 	r := mustRouter(b, o, newFixedTopics())
 	batch := NewBatch(Limits{Bytes: 8 << 20, Records: 20000})
@@ -294,6 +341,9 @@ func benchmarkRoute(b *testing.B, c *replication.Change, o Options) {
 }
 
 func BenchmarkRouteRow(b *testing.B) { benchmarkRoute(b, wideRow(b), testOptions()) }
+
+// BenchmarkRouteRead is what a snapshot costs per row, ten columns wide.
+func BenchmarkRouteRead(b *testing.B) { benchmarkRoute(b, readOf(wideRow(b)), testOptions()) }
 
 func BenchmarkRouteEvent(b *testing.B) {
 	c, outbox := eventRow(b)

@@ -36,6 +36,9 @@ var rewrite = flag.Bool("rewrite", false, "write what the router does into testd
 //	truncate T
 //	message PREFIX CONTENT    in the transaction; after `commit` one that is not transactional
 //	commit
+//	snapshot LSN TIME         where the following snapshot rows stand, and when they were read
+//	read T VALUE…             a snapshot row
+//	anew T                    the truncate before T is read anew
 //
 // `want` repeats each change and has below it what became of it: records as topic and
 // place, key, value and headers; counts; or the error.
@@ -126,6 +129,8 @@ type routeScript struct {
 	topics    *fixedTopics
 	router    *Router
 	relations map[string]*replication.Relation
+	chunks    map[string]*replication.Relation // the same, as the snapshot's readers describe them
+	read      replication.ReadPoint
 	last      *replication.Relation // whose columns are being read
 	txn       *replication.Transaction
 	seq       uint64
@@ -135,7 +140,7 @@ type routeScript struct {
 
 func runRouteScript(t *testing.T, input string) string {
 	t.Helper()
-	s := &routeScript{t: t, o: testOptions(), topics: newFixedTopics(), relations: map[string]*replication.Relation{}, lsn: 0x1A2B300}
+	s := &routeScript{t: t, o: testOptions(), topics: newFixedTopics(), relations: map[string]*replication.Relation{}, chunks: map[string]*replication.Relation{}, lsn: 0x1A2B300}
 	for n, line := range strings.Split(input, "\n") {
 		words := scriptWords(t, line)
 		if len(words) == 0 || words[0].text == "#" {
@@ -193,9 +198,12 @@ func (s *routeScript) line(line string, w []word) error {
 			s.last.OID = old.OID // another shape of the same table
 		}
 		s.relations[w[1].text] = s.last
+		delete(s.chunks, w[1].text)
 		return nil
 	case "begin":
 		return s.begin(w)
+	case "snapshot":
+		return s.snapshot(w)
 	case "commit":
 		s.txn = nil
 		return nil
@@ -295,8 +303,43 @@ func (s *routeScript) begin(w []word) error {
 	return err
 }
 
+func (s *routeScript) snapshot(w []word) (err error) {
+	if s.read.CommitLSN, err = checkpoint.ParseLSN(w[1].text); err != nil {
+		return err
+	}
+	at, err := time.Parse(time.RFC3339Nano, w[2].text)
+	s.read.Time = at.UTC()
+	return err
+}
+
+// readChange makes the change of a snapshot's line. Its relation is another pointer
+// than the stream's, as in the relay.
+func (s *routeScript) readChange(w []word) (*replication.Change, error) {
+	streamed := s.relations[w[1].text]
+	if streamed == nil {
+		return nil, fmt.Errorf("no relation %s", w[1].text)
+	}
+	rel := s.chunks[w[1].text]
+	if rel == nil {
+		copied := *streamed
+		rel = &copied
+		s.chunks[w[1].text] = rel
+	}
+	c := &replication.Change{Op: replication.OpTruncate, Relation: rel, Read: &s.read}
+	if w[0].text == "read" {
+		c.Op, c.New = replication.OpRead, scriptRow(w[2:])
+	}
+	if n := len(c.New); n != 0 && n != len(rel.Columns) {
+		return nil, fmt.Errorf("%d values for %d columns", n, len(rel.Columns))
+	}
+	return c, nil
+}
+
 // change makes the change of a line, numbered as the decoder does it.
 func (s *routeScript) change(w []word) (*replication.Change, error) {
+	if w[0].text == "read" || w[0].text == "anew" {
+		return s.readChange(w)
+	}
 	c := &replication.Change{Txn: s.txn, LSN: s.lsn}
 	if s.txn != nil {
 		c.Seq = s.seq

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"encoding/binary"
+	"sync/atomic"
 	"time"
 
 	"github.com/walrelay/walrelay/checkpoint"
@@ -17,6 +18,9 @@ type Table struct {
 	// they are read: the replica identity's, the primary key's under FULL or NOTHING,
 	// else source.keys. Nil where there are none.
 	Key []string
+	// Identity holds the columns by which a change finds its row, where that is not Key: an
+	// outbox table's primary key, whose rows are read in another order.
+	Identity []string
 	// Whole tells that the table cannot be read by ranges of Key: there is none, or no
 	// unique index on NOT NULL columns is behind it.
 	Whole bool
@@ -73,12 +77,20 @@ type Order struct {
 	// whose xmin is not older than it.
 	Xmin        bool
 	RecentSince checkpoint.XID
+	// Flushed asks for an answer only once the WAL up to LSN is on disk, so that a server
+	// crash cannot undo what was read.
+	Flushed bool
 
-	// Range is which of the table's ranges this reads; the Merger's own.
-	Range int
-	// cancelled tells that the answer is not wanted any more.
-	cancelled bool
+	// The Merger's own: which of the table's ranges this reads, and the newest snapshot
+	// known when it was given out, which its own is not older than.
+	span      *span
+	floor     MVCC
+	cancelled atomic.Bool
 }
+
+// Cancelled tells whether the answer is not wanted any more: whoever carries the order
+// out may stop, and answers it all the same.
+func (o *Order) Cancelled() bool { return o.cancelled.Load() }
 
 // Chunk is the answer to an Order.
 type Chunk struct {

@@ -1,6 +1,9 @@
 package snapshot
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/walrelay/walrelay/checkpoint"
@@ -12,6 +15,12 @@ type Options struct {
 	ChunkRows  int
 	ChunkBytes int64
 	Readers    int // orders carried out at once; twice as many chunks are in hand
+	// SlotSnapshot is the MVCC snapshot at the slot's creation: transactions that it does
+	// not see are in the stream. The zero value where it is not known.
+	SlotSnapshot MVCC
+	// Discover is asked for a table that the stream sends and nobody added; false where it
+	// is not to be read. It is asked once per table. Nil: none is.
+	Discover func(rel *replication.Relation) (Table, checkpoint.TableProgress, bool)
 }
 
 // Verdict is what becomes of a change of the stream.
@@ -38,6 +47,10 @@ type Row struct {
 	Outbox   bool
 }
 
+// pauseBudget is how long the stream may stand still for a read that has to see
+// everything that has passed.
+const pauseBudget = time.Second
+
 // Merger merges chunks into the stream. It is pure: no I/O, no clock but the one handed
 // in, no goroutine. One goroutine owns it, the one that takes the stream's events; it
 // calls, in the order in which things happen:
@@ -47,74 +60,502 @@ type Row struct {
 //   - Saw and Arrived with what the readers answer;
 //   - Order for what to read next, Paused for whether the stream has to stand still;
 //   - Next for the rows that may go out, only between source transactions.
-type Merger struct{ impl }
+//
+// What must hold, for a change of transaction X and a chunk read under the snapshot S:
+//
+//  1. If S sees X, the chunk's rows contain the change. They go out only when the stream
+//     has reached the chunk's LSN, and so has passed X: never a row and then an older
+//     change.
+//  2. If S does not see X, the change supersedes the row of its key, and the row is struck
+//     out: at once where the chunk is in memory, else when it arrives, by the memory of
+//     what has passed (table.passed). That memory is kept until the snapshot of every
+//     chunk that may still arrive is known to see X.
+//  3. A superseding change that lacks a column is filled from the row that it strikes out;
+//     where that is not at hand its key is read again before the table is done.
+type Merger struct {
+	o      Options
+	tables map[uint32]*table
+	queue  []*table // not done, in the order in which they are read; outbox tables first
+	active []*table // of these, the ones whose turn has come
+	none   map[uint32]bool
+	dirty  []*table // whose progress changed
 
-// NewMerger makes a Merger for tables, with the progress that the checkpoint has of them.
-// since is where the stream begins: nothing before it is sent.
-func NewMerger(o Options, since checkpoint.LSN) *Merger { panic("not yet") }
+	nextID      uint64
+	outstanding map[uint64]*Order
 
-// Add makes a table known, with its progress (State pending where it is new and safe to
-// be read, waiting where it must first be released with Release).
-func (m *Merger) Add(t Table, p checkpoint.TableProgress) { panic("not yet") }
+	latest  MVCC           // the newest snapshot known
+	covered bool           // it sees what the slot's snapshot sees
+	reached checkpoint.LSN // everything up to here has been sent
+	xid     checkpoint.XID // of the open source transaction
+	before  checkpoint.LSN // where it began
+	open    bool
+	unseen  []passedAt // transactions that touched a table here and that latest does not see
 
-// Remove forgets a table that is no longer published or captured.
-func (m *Merger) Remove(oid uint32) { panic("not yet") }
+	pause    *pause
+	recycled []*Chunk
+	row      Row
+	tuple    replication.Tuple
+	scratch  []byte
+}
+
+// passedAt is a transaction and where the stream stood before it.
+type passedAt struct {
+	xid    checkpoint.XID
+	before checkpoint.LSN
+}
+
+// pause is the stream standing still for a table's sake.
+type pause struct {
+	t     *table
+	until time.Time // zero while a source transaction is open still
+}
+
+// NewMerger makes a Merger. since is where the stream begins: nothing before it is sent.
+func NewMerger(o Options, since checkpoint.LSN) *Merger {
+	return &Merger{o: o, tables: map[uint32]*table{}, none: map[uint32]bool{}, outstanding: map[uint64]*Order{}, reached: since}
+}
+
+// Add makes a table known, with its progress: pending where it is new and safe to be
+// read, waiting where it is to be released first. A table that was done may be added
+// again, for a request.
+func (m *Merger) Add(def Table, p checkpoint.TableProgress) {
+	if old := m.tables[def.OID]; old != nil {
+		m.throwAway(old)
+		m.leave(old)
+	}
+	t := newTable(m, def, p)
+	m.tables[def.OID] = t
+	delete(m.none, def.OID)
+	if p.State == checkpoint.TableDone {
+		return
+	}
+	t.since = m.reached
+	if m.open {
+		t.since = min(t.since, m.before)
+	}
+	at, _ := slices.BinarySearchFunc(m.queue, t.rank()+1, func(q *table, rank int) int { return cmp.Compare(q.place, rank) })
+	t.place = t.rank()
+	m.queue = slices.Insert(m.queue, at, t)
+}
+
+// Remove forgets a table that is not there, or not published or captured, any more, and
+// its progress with it: should it come back it is read from the beginning.
+func (m *Merger) Remove(oid uint32) {
+	t := m.tables[oid]
+	if t == nil {
+		return
+	}
+	m.throwAway(t)
+	m.leave(t)
+	t.state, t.removed = checkpoint.TableDone, true
+	t.touch()
+}
+
+// leave takes a table out of the queue.
+func (m *Merger) leave(t *table) {
+	m.queue = slices.DeleteFunc(m.queue, func(q *table) bool { return q == t })
+	m.active = slices.DeleteFunc(m.active, func(q *table) bool { return q == t })
+	if m.pause != nil && m.pause.t == t {
+		m.pause = nil
+	}
+	if len(m.queue) == 0 {
+		m.unseen = nil
+	}
+}
+
+// throwAway cancels what is being read of a table and drops what is in memory.
+func (m *Merger) throwAway(t *table) {
+	for _, o := range t.orders {
+		o.cancelled.Store(true)
+	}
+	t.orders = nil
+	for _, c := range t.chunks {
+		m.recycle(c.Chunk)
+	}
+	t.chunks = nil
+	for i := range t.ranges {
+		t.ranges[i].rewind()
+	}
+}
 
 // Release lets a waiting table be read: every transaction that its publication change, or
 // its request, had to wait for has ended.
-func (m *Merger) Release(oid uint32) { panic("not yet") }
+func (m *Merger) Release(oid uint32) {
+	if t := m.tables[oid]; t != nil && t.state == checkpoint.TableWaiting {
+		t.state = checkpoint.TablePending
+		t.touch()
+	}
+}
 
 // Active tells whether any table is not done.
-func (m *Merger) Active() bool { panic("not yet") }
+func (m *Merger) Active() bool { return len(m.queue) > 0 }
+
+// Known gives a table's progress; false where it is not known.
+func (m *Merger) Known(oid uint32) (checkpoint.TableProgress, bool) {
+	t := m.tables[oid]
+	if t == nil {
+		return checkpoint.TableProgress{}, false
+	}
+	return t.progress(), true
+}
 
 // Begin opens a source transaction; before is the LSN up to which the stream has sent
 // everything.
-func (m *Merger) Begin(xid checkpoint.XID, before checkpoint.LSN) { panic("not yet") }
+func (m *Merger) Begin(xid checkpoint.XID, before checkpoint.LSN) {
+	m.xid, m.before, m.open = xid, before, true
+}
 
 // Change takes a row change of the transaction that Begin opened. Where the change lacks
 // unchanged TOAST values that a chunk in memory has, they are filled in, in c.New.
-func (m *Merger) Change(c *replication.Change) Verdict { panic("not yet") }
+func (m *Merger) Change(c *replication.Change) Verdict {
+	t := m.tables[c.Relation.OID]
+	if t == nil && m.o.Discover != nil && !m.none[c.Relation.OID] {
+		def, p, ok := m.o.Discover(c.Relation)
+		if !ok {
+			m.none[c.Relation.OID] = true
+			return Emit
+		}
+		m.Add(def, p)
+		t = m.tables[c.Relation.OID]
+		t.touch()
+	}
+	if t == nil || t.state == checkpoint.TableDone {
+		return Emit
+	}
+	if n := len(m.unseen); !m.latest.Sees(m.xid) && (n == 0 || m.unseen[n-1].xid != m.xid) {
+		m.unseen = append(m.unseen, passedAt{m.xid, m.before})
+	}
+	if t.whole {
+		return t.wholeChange(c)
+	}
+	t.change(c)
+	return Emit
+}
 
 // Reached says that the stream has sent everything that ends at or before lsn, and that
 // no source transaction is open.
-func (m *Merger) Reached(lsn checkpoint.LSN) { panic("not yet") }
+func (m *Merger) Reached(lsn checkpoint.LSN) {
+	m.open = false
+	m.reached = max(m.reached, lsn)
+}
 
 // Saw takes an MVCC snapshot that was taken at any time, by anybody, on the primary.
-func (m *Merger) Saw(s MVCC) { panic("not yet") }
+func (m *Merger) Saw(s MVCC) {
+	if later(s, m.latest) {
+		m.latest = s
+	}
+	m.covered = m.covered || m.latest.Covers(m.o.SlotSnapshot)
+	m.unseen = slices.DeleteFunc(m.unseen, func(p passedAt) bool { return m.latest.Sees(p.xid) })
+	for _, t := range m.queue {
+		t.forget()
+	}
+}
+
+// later tells whether a was taken after b: what is seen once is seen for ever.
+func later(a, b MVCC) bool {
+	if a.Xmax != b.Xmax {
+		return a.Xmax > b.Xmax
+	}
+	if a.Xmin != b.Xmin {
+		return a.Xmin > b.Xmin
+	}
+	return len(a.Running) < len(b.Running)
+}
 
 // Arrived takes the answer to an order. The chunk's memory is the Merger's until it comes
 // back through Recycle.
-func (m *Merger) Arrived(c *Chunk, now time.Time) error { panic("not yet") }
+func (m *Merger) Arrived(c *Chunk, now time.Time) error {
+	o := c.Order
+	last := o.Kind != OrderWhole || c.Last || c.Err != nil || c.Gone
+	if last {
+		delete(m.outstanding, o.ID)
+	}
+	t := m.tables[o.Table.OID]
+	if t != nil && last {
+		t.orders = slices.DeleteFunc(t.orders, func(q *Order) bool { return q == o })
+	}
+	if o.Cancelled() || t == nil {
+		m.recycle(c)
+		return nil
+	}
+	if c.Err != nil {
+		m.recycle(c)
+		return fmt.Errorf("read table %s: %w", o.Table, c.Err)
+	}
+	if c.Gone {
+		m.recycle(c)
+		m.Remove(o.Table.OID)
+		return nil
+	}
+	if !c.Snapshot.IsZero() {
+		defer m.Saw(c.Snapshot)
+	}
+	if o.Kind != OrderPlan && !m.covered && !c.Snapshot.Covers(m.o.SlotSnapshot) {
+		// A transaction that committed before the slot's beginning is not in the stream, and
+		// is not visible yet: its standby keeps it waiting.
+		t.blind(c, now)
+		return nil
+	}
+	switch o.Kind {
+	case OrderPlan:
+		t.planned(c)
+		m.recycle(c)
+	case OrderRange, OrderKeys:
+		t.arrived(c, now)
+	case OrderWhole, OrderSnapshot:
+		t.wholeArrived(c, now)
+	default:
+		return fmt.Errorf("read table %s: order of kind %d was answered", o.Table, o.Kind)
+	}
+	return nil
+}
+
+func (m *Merger) recycle(c *Chunk) { m.recycled = append(m.recycled, c) }
+
+// Recycle gives back a chunk whose memory is free again; nil for none.
+func (m *Merger) Recycle() *Chunk {
+	n := len(m.recycled)
+	if n == 0 {
+		return nil
+	}
+	c := m.recycled[n-1]
+	m.recycled = m.recycled[:n-1]
+	return c
+}
+
+// inHand is the number of chunks in memory or being read.
+func (m *Merger) inHand() int {
+	n := 0
+	for _, o := range m.outstanding {
+		if o.Kind != OrderPlan && o.Kind != OrderSnapshot && !o.Cancelled() {
+			n++
+		}
+	}
+	for _, t := range m.active {
+		n += len(t.chunks)
+	}
+	return n
+}
 
 // Order gives what is to be read next; nil while nothing is, or as much is in hand
 // already as Options allow.
-func (m *Merger) Order(now time.Time) *Order { panic("not yet") }
+func (m *Merger) Order(now time.Time) *Order {
+	if len(m.queue) == 0 || len(m.outstanding) >= m.o.Readers || m.inHand() >= 2*m.o.Readers {
+		return nil
+	}
+	for _, t := range m.active {
+		if o := m.orderOf(t, now); o != nil {
+			return o
+		}
+	}
+	for _, t := range m.queue {
+		if len(m.active) >= 2*m.o.Readers {
+			break
+		}
+		if t.state == checkpoint.TableWaiting || slices.Contains(m.active, t) {
+			continue
+		}
+		if !t.inBacklog() && m.backlog() {
+			continue // an outbox's backlog comes first, and the stream waits for it
+		}
+		m.active = append(m.active, t)
+		if o := m.orderOf(t, now); o != nil {
+			return o
+		}
+	}
+	return nil
+}
+
+func (m *Merger) orderOf(t *table, now time.Time) *Order {
+	o := t.order(now)
+	if o == nil {
+		return nil
+	}
+	m.nextID++
+	o.ID, o.Table, o.floor = m.nextID, t.def, m.latest
+	if t.request != nil {
+		o.Where = t.request.Where
+	}
+	m.outstanding[o.ID] = o
+	t.orders = append(t.orders, o)
+	return o
+}
+
+// backlog tells whether rows of an outbox table, from before the slot, are to go out
+// before anything of the stream does.
+func (m *Merger) backlog() bool {
+	for _, t := range m.queue {
+		if !t.def.Outbox {
+			break
+		}
+		if t.inBacklog() {
+			return true
+		}
+	}
+	return false
+}
 
 // Paused tells whether no further source transaction must be taken from the stream for
 // the moment: a read is under way that has to see everything that has passed. It lasts
-// a second at most; wake is when to ask again.
-func (m *Merger) Paused(now time.Time) (paused bool, wake time.Time) { panic("not yet") }
+// a second at most, but for the backlog of outbox tables, which goes out before the
+// stream; wake is when to ask again, zero for no need to.
+func (m *Merger) Paused(now time.Time) (paused bool, wake time.Time) {
+	if m.backlog() {
+		return true, time.Time{}
+	}
+	if m.pause == nil {
+		for _, t := range m.active {
+			if t.wantsPause(now) {
+				m.pause = &pause{t: t}
+				break
+			}
+		}
+	}
+	switch p := m.pause; {
+	case p == nil:
+		return false, time.Time{}
+	case m.open, p.t.opened && p.t.truncateDue:
+		return true, time.Time{} // until the transaction is over; until the truncate is out
+	case p.until.IsZero():
+		p.until = now.Add(pauseBudget)
+		return true, p.until
+	case now.Before(p.until):
+		return true, p.until
+	default:
+		p.t.pauseFailed(now)
+		m.pause = nil
+		return false, time.Time{}
+	}
+}
+
+// endPause lets the stream go on.
+func (m *Merger) endPause(t *table) {
+	if m.pause != nil && m.pause.t == t {
+		m.pause = nil
+	}
+}
+
+// pausedFor tells whether the stream stands still for t, between source transactions.
+func (m *Merger) pausedFor(t *table) bool { return m.pause != nil && m.pause.t == t && !m.open }
+
+// Wake gives the time at which Order may have something that it had not before; zero
+// for none.
+func (m *Merger) Wake() time.Time {
+	var wake time.Time
+	for _, t := range m.active {
+		if !t.retryAt.IsZero() && (wake.IsZero() || t.retryAt.Before(wake)) {
+			wake = t.retryAt
+		}
+	}
+	return wake
+}
 
 // Next gives the next row that may go out, in the order of its range. To be called
 // between source transactions only. What it gave counts as delivered in Progress.
-func (m *Merger) Next() (*Row, bool) { panic("not yet") }
+func (m *Merger) Next() (*Row, bool) {
+	if m.open {
+		return nil, false
+	}
+	backlog := m.backlog()
+	for _, t := range m.active {
+		if backlog && !t.inBacklog() {
+			continue
+		}
+		if t.next(&m.row) {
+			return &m.row, true
+		}
+	}
+	for i := 0; i < len(m.active); i++ {
+		if t := m.active[i]; t.finished() {
+			t.finish()
+			m.leave(t)
+			i--
+		}
+	}
+	return nil, false
+}
 
 // Released tells whether the held changes of a table may go out now, and after them its
 // progress: the caller delivers them and then calls HeldOut.
-func (m *Merger) Released() (oid uint32, ok bool) { panic("not yet") }
+func (m *Merger) Released() (oid uint32, ok bool) {
+	for _, t := range m.active {
+		if t.whole && t.rowsOut {
+			return t.def.OID, true
+		}
+	}
+	return 0, false
+}
 
 // HeldOut says that every held change of the table has been handed out.
-func (m *Merger) HeldOut(oid uint32) { panic("not yet") }
+func (m *Merger) HeldOut(oid uint32) {
+	if t := m.tables[oid]; t != nil && t.rowsOut {
+		t.finish()
+		m.leave(t)
+	}
+}
 
 // Progress gives the tables whose progress changed since the last call, to go into the
 // checkpoint of the batch that holds the rows and changes taken so far. Nil for none.
-func (m *Merger) Progress() map[uint32]checkpoint.TableProgress { panic("not yet") }
+func (m *Merger) Progress() map[uint32]checkpoint.TableProgress {
+	if len(m.dirty) == 0 {
+		return nil
+	}
+	changed := make(map[uint32]checkpoint.TableProgress, len(m.dirty))
+	for _, t := range m.dirty {
+		t.dirty = false
+		changed[t.def.OID] = t.progress()
+		if t.removed && m.tables[t.def.OID] == t {
+			delete(m.tables, t.def.OID)
+		}
+	}
+	m.dirty = m.dirty[:0]
+	return changed
+}
 
 // Hold gives the LSN beyond which nothing may be confirmed to PostgreSQL, so that a
 // restart is sent again what its memory needs; false where there is no such bound.
-func (m *Merger) Hold() (checkpoint.LSN, bool) { panic("not yet") }
+func (m *Merger) Hold() (lsn checkpoint.LSN, ok bool) {
+	if len(m.unseen) > 0 {
+		lsn, ok = m.unseen[0].before, true
+	}
+	for _, t := range m.queue {
+		if !t.def.Outbox {
+			break
+		}
+		if !ok || t.since < lsn {
+			lsn, ok = t.since, true
+		}
+	}
+	return lsn, ok
+}
 
-// Recycle gives back a chunk whose memory is free again; nil for none.
-func (m *Merger) Recycle() *Chunk { panic("not yet") }
+// Covered tells whether the slot's snapshot is of no use any more: newer ones see all
+// that it sees, and the backlog of outbox tables is out.
+func (m *Merger) Covered() bool {
+	if !m.covered {
+		return m.o.SlotSnapshot.IsZero()
+	}
+	for _, t := range m.queue {
+		if t.def.Outbox {
+			return false
+		}
+	}
+	return true
+}
 
-type impl struct{}
+// HeldMayWait tells whether the stream may stand still until the rows of a table that is
+// read whole are out: not before it has passed what they have seen.
+func (m *Merger) HeldMayWait(oid uint32) bool {
+	t := m.tables[oid]
+	return t != nil && t.whole && t.opened && m.reached >= t.upTo
+}
+
+// Note puts a table's progress into the next checkpoint.
+func (m *Merger) Note(oid uint32) {
+	if t := m.tables[oid]; t != nil {
+		t.touch()
+	}
+}
+
+// Moving tells whether progress changed that no checkpoint holds yet.
+func (m *Merger) Moving() bool { return len(m.dirty) > 0 }

@@ -64,6 +64,22 @@ func (m MVCC) Sees(x checkpoint.XID) bool {
 	return !running
 }
 
+// Covers tells whether m sees every transaction that o sees.
+func (m MVCC) Covers(o MVCC) bool {
+	if m.Xmax < o.Xmax {
+		return false
+	}
+	for _, x := range m.Running {
+		if o.Sees(x) {
+			return false
+		}
+	}
+	return true
+}
+
+// IsZero tells whether m is the zero value, which sees nothing.
+func (m MVCC) IsZero() bool { return m.Xmax == 0 }
+
 // String gives the text form.
 func (m MVCC) String() string {
 	b := strconv.AppendUint(nil, uint64(m.Xmin), 10)

@@ -91,6 +91,7 @@ func (b *bench) runRelay(ctx context.Context, slot string, w workload) (u usage,
 	config := filepath.Join(b.dir, "walrelay.yaml")
 	text := fmt.Sprintf(`name: bench
 source: {dsn: %q, slot: %s, publication: bench, publication-mode: existing}
+snapshot: {mode: never}
 outbox: [{table: public.outbox}]
 kafka: {brokers: [%q]}
 admin: {listen: ""}

@@ -41,11 +41,17 @@ type Source struct {
 	Messages        PrefixGlobs         `yaml:"messages"`
 	Keyless         string              `yaml:"keyless"` // refuse | inserts
 	Keys            map[string][]string `yaml:"keys"`    // schema.table → key columns
+	// PrimaryDSN is where snapshots are read when DSN is a standby; empty: at DSN.
+	PrimaryDSN DSN `yaml:"primary-dsn"`
 }
 
-// Snapshot says what is read of the tables before they are streamed.
+// Snapshot says what is read of the tables beside the stream.
 type Snapshot struct {
-	Mode string `yaml:"mode"` // never
+	Mode       string `yaml:"mode"`    // initial | never | only
+	Exclude    Globs  `yaml:"exclude"` // streamed, but not read at the start
+	ChunkRows  int    `yaml:"chunk-rows"`
+	ChunkBytes Size   `yaml:"chunk-bytes"`
+	Readers    int    `yaml:"readers"`
 }
 
 // Outbox describes one outbox table.
@@ -58,7 +64,18 @@ type Outbox struct {
 	NullPayload string            `yaml:"null-payload"` // tombstone | null
 	Format      string            `yaml:"format"`       // payload
 	After       string            `yaml:"after"`        // keep
-	Snapshot    string            `yaml:"snapshot"`     // none
+	// Snapshot is pending | all | none, and empty where the file does not say: then
+	// pending rows are read, and a table without a column that marks published rows must
+	// not have any.
+	Snapshot string `yaml:"snapshot"`
+}
+
+// Backlog is what Snapshot means.
+func (o Outbox) Backlog() string {
+	if o.Snapshot == "" {
+		return OutboxPending
+	}
+	return o.Snapshot
 }
 
 // Topics says where records go and how a missing topic is created.
@@ -147,6 +164,14 @@ const (
 	KeylessRefuse  = "refuse"
 	KeylessInserts = "inserts"
 
+	SnapshotInitial = "initial"
+	SnapshotNever   = "never"
+	SnapshotOnly    = "only"
+
+	OutboxPending = "pending"
+	OutboxAll     = "all"
+	OutboxNone    = "none"
+
 	NullPayloadTombstone = "tombstone"
 	NullPayloadNull      = "null"
 
@@ -182,7 +207,7 @@ func Default() Config {
 			Tables:          Globs{"*.*"},
 			Keyless:         KeylessRefuse,
 		},
-		Snapshot: Snapshot{Mode: "never"},
+		Snapshot: Snapshot{Mode: SnapshotInitial, ChunkRows: 20000, ChunkBytes: 16 << 20, Readers: 2},
 		Topics: Topics{
 			Table:             "{prefix}.{schema}.{table}",
 			Message:           "{prefix}.message",
@@ -210,7 +235,7 @@ func Default() Config {
 
 // DefaultOutbox returns an outbox entry with every default set and no table.
 func DefaultOutbox() Outbox {
-	return Outbox{NullPayload: NullPayloadTombstone, Format: "payload", After: "keep", Snapshot: "none"}
+	return Outbox{NullPayload: NullPayloadTombstone, Format: "payload", After: "keep"}
 }
 
 // FillNames sets what is still empty of the identity that follows the name:

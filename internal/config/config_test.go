@@ -83,12 +83,13 @@ func TestEverythingSet(t *testing.T) {
 			DSN: NewDSN("host=db user=u password='s3cr3t-pg' dbname=shop"), Slot: "s", Publication: "p",
 			PublicationMode: PublicationExisting, Tables: Globs{"public.*", "!public.audit_*"}, Messages: PrefixGlobs{"a*"},
 			Keyless: KeylessInserts, Keys: map[string][]string{"public.events": {"tenant", "id"}},
+			PrimaryDSN: NewDSN("postgres://u:s3cr3t-primary@primary/shop"),
 		},
-		Snapshot: Snapshot{Mode: "never"},
+		Snapshot: Snapshot{Mode: SnapshotOnly, Exclude: Globs{"public.log_*", "!public.log_new"}, ChunkRows: 500, ChunkBytes: 1 << 20, Readers: 4},
 		Outbox: []Outbox{{
 			Table: "public.outbox", Topic: "orders.{event_type|lower|replace:_:-}", Key: "{a}/{b|default:x}",
 			Columns: map[string]string{"id": "event_uuid"}, Headers: []string{"tenant"}, NullPayload: NullPayloadNull,
-			Format: "payload", After: "keep", Snapshot: "none",
+			Format: "payload", After: "keep", Snapshot: OutboxPending,
 		}},
 		Topics: Topics{
 			Prefix: "eu", Table: "{prefix}.{table}", Message: "m", Partitions: 12, ReplicationFactor: 3,
@@ -127,7 +128,7 @@ func TestEffectiveConfigurationReadsBack(t *testing.T) {
 		}
 		// Only the secrets may differ; put what they print as in their place.
 		want := c
-		want.Source.DSN = NewDSN(c.Source.DSN.String())
+		want.Source.DSN, want.Source.PrimaryDSN = NewDSN(c.Source.DSN.String()), NewDSN(c.Source.PrimaryDSN.String())
 		want.Kafka.SASL.Password = NewSecret(c.Kafka.SASL.Password.String())
 		want.Admin.Token = NewSecret(c.Admin.Token.String())
 		want.Source.Keys = nil
@@ -186,6 +187,24 @@ func TestReferences(t *testing.T) {
 		if got, failed := interpolate(in, env, file); len(failed) != 1 {
 			t.Errorf("%q becomes %q, %v", in, got, failed)
 		}
+	}
+}
+
+// That pending is the default and that it was asked for are not the same: an outbox
+// table that has rows and no column to mark them with needs the second.
+func TestWhetherAnOutboxsSnapshotWasSetIsKnown(t *testing.T) {
+	c := mustParse(t, minimal("outbox: [{table: public.a}, {table: public.b, snapshot: pending}, {table: public.c, snapshot: none}]\n"))
+	for i, want := range []struct{ set, means string }{{"", "pending"}, {"pending", "pending"}, {"none", "none"}} {
+		if o := c.Outbox[i]; o.Snapshot != want.set || o.Backlog() != want.means {
+			t.Errorf("%s: %q, which means %q", o.Table, o.Snapshot, o.Backlog())
+		}
+	}
+	var out bytes.Buffer
+	if err := c.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	if again := mustParse(t, out.String()); again.Outbox[0].Snapshot != "" || again.Outbox[1].Snapshot != OutboxPending {
+		t.Errorf("printed and read again: %+v", again.Outbox)
 	}
 }
 

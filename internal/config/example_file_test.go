@@ -97,6 +97,7 @@ func TestExampleFileUnsetKeysAreRight(t *testing.T) {
 	}
 	outbox := DefaultOutbox()
 	outbox.Table = "public.outbox"
+	outbox.Snapshot = outbox.Backlog() // unset it means what the example says
 	if diff := cmp.Diff([]Outbox{outbox}, got.Outbox, cmpEmpty()); diff != "" {
 		t.Errorf("the example's outbox is not the defaults (-want +got):\n%s", diff)
 	}

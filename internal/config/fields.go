@@ -34,9 +34,14 @@ func specs() []spec {
 		{path: "source.messages", doc: "Prefixes of logical messages to capture, as globs; a leading ! excludes."},
 		{path: "source.keyless", enum: []string{KeylessRefuse, KeylessInserts}, doc: "Tables without replica identity: refuse the start, or publish their inserts only, so that the application's updates go on working."},
 		{path: "source.keys", doc: "Record key columns by schema.table, where the table has no key or another one is wanted."},
+		{path: "source.primary-dsn", doc: "Where dsn is a standby: connection string of the primary, at which snapshots are read. Printed with the password masked."},
 
-		{path: "snapshot", doc: "What is read of the tables before they are streamed."},
-		{path: "snapshot.mode", enum: []string{"never"}, later: []string{"initial", "only"}, doc: "never: the stream begins where the slot begins."},
+		{path: "snapshot", doc: "How rows that are in the tables already are read, beside the stream."},
+		{path: "snapshot.mode", enum: []string{SnapshotInitial, SnapshotNever, SnapshotOnly}, doc: "initial: every captured table is read once, beside the stream. never: the stream begins where the slot begins. only: as initial, and exit 0 when all tables are read."},
+		{path: "snapshot.exclude", doc: "Tables that are streamed but not read at the start: globs as in source.tables."},
+		{path: "snapshot.chunk-rows", min: "1", max: "10000000", doc: "Rows that are read at a time."},
+		{path: "snapshot.chunk-bytes", min: "64KiB", max: "1GiB", doc: "Bytes that are read at a time, whichever comes first. Up to 2 × readers chunks are in memory."},
+		{path: "snapshot.readers", min: "1", max: "64", doc: "Connections that read at the same time."},
 
 		{path: "outbox", doc: "Outbox tables: their rows become events on topics of their own."},
 		{path: "outbox[].table", required: true, doc: "The outbox table, schema.table, as the catalog spells it."},
@@ -47,7 +52,7 @@ func specs() []spec {
 		{path: "outbox[].null-payload", enum: []string{NullPayloadTombstone, NullPayloadNull}, doc: "What a NULL payload becomes: a tombstone, or the JSON value null."},
 		{path: "outbox[].format", enum: []string{"payload"}, later: []string{"envelope", "cloudevents"}, doc: "payload: the payload's bytes as they stand."},
 		{path: "outbox[].after", enum: []string{"keep"}, later: []string{"mark", "delete"}, doc: "keep: a published row stays as it is."},
-		{path: "outbox[].snapshot", enum: []string{"none"}, later: []string{"pending", "all"}, doc: "none: rows that are there at the first start are not published."},
+		{path: "outbox[].snapshot", whenSet: true, enum: []string{OutboxPending, OutboxAll, OutboxNone}, doc: "Rows that are there at the first start. pending (default): those not marked as published (published_at, or status) become events. all: every one does. none: no one does. To be set where rows are there and no column marks them."},
 
 		{path: "topics", doc: "Where records go, and how a missing topic is created."},
 		{path: "topics.prefix", doc: "What {prefix} stands for. Default: the name."},

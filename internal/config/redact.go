@@ -17,7 +17,7 @@ const redactMin = 8
 // Redactor returns a replacer that strikes the configuration's secrets out of
 // any text: as they are, percent-encoded, base64 and as JSON escapes them. It
 // is the last line of defence, for texts made by drivers; nothing may rely on
-// it. A secret that also is the DSN's user, host or database is left alone: it
+// it. A secret that also is a DSN's user, host or database is left alone: it
 // is public there.
 func (c Config) Redactor() *strings.Replacer {
 	secrets := []string{
@@ -25,9 +25,11 @@ func (c Config) Redactor() *strings.Replacer {
 		c.Kafka.SASL.SessionToken.Reveal(), c.Admin.Token.Reveal(),
 	}
 	var public []string
-	if pg, err := pgconn.ParseConfig(c.Source.DSN.Reveal()); err == nil {
-		secrets = append(secrets, pg.Password)
-		public = []string{pg.User, pg.Host, pg.Database}
+	for _, dsn := range []DSN{c.Source.DSN, c.Source.PrimaryDSN} {
+		if pg, err := pgconn.ParseConfig(dsn.Reveal()); err == nil && !dsn.IsZero() {
+			secrets = append(secrets, pg.Password)
+			public = append(public, pg.User, pg.Host, pg.Database)
+		}
 	}
 	var forms []string
 	for _, s := range secrets {

@@ -150,10 +150,11 @@ func TestRedactorStrikesSecretsOutOfForeignTexts(t *testing.T) {
 	c := Default()
 	c.Source.DSN = NewDSN("postgres://postgres:s3cr3t%20pg@h/d")
 	c.Kafka.SASL.Password = NewSecret(`s3"cr\et-k`)
+	c.Source.PrimaryDSN = NewDSN("postgres://walrelay:s3cr3t-primary@h/d")
 	c.Admin.Token = NewSecret("short")
 	quoted, _ := json.Marshal(`s3"cr\et-k`)
 	for _, in := range []string{
-		"s3cr3t pg", "s3cr3t%20pg", "s3cr3t+pg", base64.StdEncoding.EncodeToString([]byte("s3cr3t pg")),
+		"s3cr3t-primary", "s3cr3t pg", "s3cr3t%20pg", "s3cr3t+pg", base64.StdEncoding.EncodeToString([]byte("s3cr3t pg")),
 		`s3"cr\et-k`, strings.Trim(string(quoted), `"`), url.QueryEscape(`s3"cr\et-k`),
 	} {
 		if got := c.Redactor().Replace("x " + in + " y"); got != "x *** y" {

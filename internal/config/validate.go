@@ -110,11 +110,7 @@ func (v *validator) choice(path, val string, s spec) {
 		return
 	}
 	if slices.Contains(s.later, val) {
-		what := "is not there in this version"
-		if path == "snapshot.mode" {
-			what = "the snapshot is not there in this version"
-		}
-		v.bad(path, val, what, "write "+strings.Join(s.enum, " or ")+", which works")
+		v.bad(path, val, "is not there in this version", "write "+strings.Join(s.enum, " or ")+", which works")
 		return
 	}
 	remedy := "write " + orList(s.enum)
@@ -168,6 +164,11 @@ func (v *validator) source(c Config) {
 			v.bad("source.dsn", masked, reason, remedy)
 		}
 	}
+	if !s.PrimaryDSN.IsZero() {
+		if reason, remedy := s.PrimaryDSN.check(); reason != "" {
+			v.bad("source.primary-dsn", masked, reason, remedy)
+		}
+	}
 	if s.Slot != "" && !regexp.MustCompile(`^[a-z0-9_]{1,63}$`).MatchString(s.Slot) && !v.spoken("name") {
 		v.bad("source.slot", s.Slot, "a slot's name has 1 to 63 lower-case letters, digits and _", "write for example "+slotLike(s.Slot))
 	}
@@ -179,8 +180,10 @@ func (v *validator) source(c Config) {
 	if len(s.Publication) > room && !v.spoken("name") {
 		v.bad("source.publication", s.Publication, fmt.Sprintf("is longer than %d bytes, what PostgreSQL leaves for it", room), "write a shorter name")
 	}
-	v.globs("source.tables", s.Tables, true)
-	v.globs("source.messages", s.Messages, false)
+	const nothing = "so that nothing is captured"
+	v.globs("source.tables", s.Tables, true, nothing, `"*.*"`)
+	v.globs("source.messages", s.Messages, false, nothing, `"*"`)
+	v.globs("snapshot.exclude", c.Snapshot.Exclude, true, "so that nothing is left out", `"*.*"`)
 	if len(s.Tables) == 0 && len(s.Messages) == 0 && len(c.Outbox) == 0 {
 		v.bad("source.tables", "[]", "nothing is captured: no tables, no messages and no outbox", `write for example ["public.*"]`)
 	}
@@ -195,7 +198,9 @@ func slotLike(s string) string {
 	return s[:min(len(s), 63)]
 }
 
-func (v *validator) globs(path string, globs []string, tables bool) {
+// globs checks patterns. Where all of them exclude, effect says what that does, and all
+// is the pattern to begin with.
+func (v *validator) globs(path string, globs []string, tables bool, effect, all string) {
 	positive := false
 	for i, g := range globs {
 		positive = positive || !strings.HasPrefix(g, "!")
@@ -205,7 +210,7 @@ func (v *validator) globs(path string, globs []string, tables bool) {
 		}
 	}
 	if len(globs) > 0 && !positive {
-		v.bad(path, "["+strings.Join(globs, ", ")+"]", "has only excluding patterns, so that nothing is captured", `add what they exclude from, such as "*.*"`)
+		v.bad(path, "["+strings.Join(globs, ", ")+"]", "has only excluding patterns, "+effect, "add what they exclude from, such as "+all)
 	}
 }
 
