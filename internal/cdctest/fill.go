@@ -214,6 +214,15 @@ func (s *session) save(amount string) error {
 	return s.add("savings", "balance", saving, amount)
 }
 
+// rareWith makes one in n rarer where the server is to lose commits: what is flushed takes
+// with it all that was written before.
+func (s *session) rareWith(n int) int {
+	if s.w.Crashes {
+		return 10 * n
+	}
+	return n
+}
+
 // commitPrepared commits in two phases, with time for others in between.
 func (s *session) commitPrepared(index int) error {
 	s.gid = fmt.Sprintf("%s %d/%d", s.conn.Config().Database, s.number, index)

@@ -26,8 +26,13 @@ func (s *session) transaction(index int) error {
 		return err
 	case err != nil || !commit:
 		return s.rollback()
-	case s.w.prepares && s.rng.IntN(12) == 0:
+	case s.w.prepares && s.rng.IntN(s.rareWith(12)) == 0:
 		return s.commitPrepared(index)
+	case s.w.Crashes && s.rng.IntN(20) == 0:
+		if err := s.exec("SET LOCAL synchronous_commit = on"); err != nil {
+			return err
+		}
+		return s.commit()
 	default:
 		return s.commit()
 	}

@@ -285,7 +285,7 @@ func (w *Workload) newSession(ctx context.Context, number int) (*session, error)
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	settings := setSession
-	if number%2 == 1 {
+	if number%2 == 1 || w.Crashes {
 		// Commits that return before their WAL is flushed, which the stream waits for.
 		settings = append(slices.Clone(settings), "SET synchronous_commit = off")
 	}
