@@ -111,7 +111,7 @@ func ReadDatabase(ctx context.Context, conn *pgx.Conn) (Database, error) {
 	if err != nil {
 		return Database{}, fmt.Errorf("read database: %w", err)
 	}
-	d.WALEnd = recordEnd(lsn, uint64(block), uint64(segment))
+	d.WALEnd = RecordEnd(lsn, uint64(block), uint64(segment))
 	if d.TransactionEnd, err = parseXID(transition); err != nil {
 		return Database{}, fmt.Errorf("read database: %w", err)
 	}
@@ -128,10 +128,10 @@ const (
 	longPageHeader  = 40 // SizeOfXLogLongPHD, at the start of every segment
 )
 
-// recordEnd turns an insert position into the end of the last record. Directly behind
+// RecordEnd turns an insert position into the end of the last record. Directly behind
 // a page header they differ: nothing of that page is used yet, so the record before
 // ended at the page's start or earlier, and that is as far as an idle stream ever gets.
-func recordEnd(insert checkpoint.LSN, block, segment uint64) checkpoint.LSN {
+func RecordEnd(insert checkpoint.LSN, block, segment uint64) checkpoint.LSN {
 	l := uint64(insert)
 	switch {
 	case block == 0 || segment == 0:

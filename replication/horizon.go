@@ -147,7 +147,7 @@ func HorizonReached(ctx context.Context, conn *pgx.Conn, bound checkpoint.XID) (
 	if err != nil {
 		return 0, false, nil, fmt.Errorf("read horizon: %w", err)
 	}
-	return recordEnd(lsn, uint64(block), uint64(segment)), true, nil, nil
+	return RecordEnd(lsn, uint64(block), uint64(segment)), true, nil, nil
 }
 
 func parseXID(text string) (checkpoint.XID, error) {
