@@ -204,7 +204,7 @@ func TestEventsInsertedWhileTheBacklogIsReadGoOutOnce(t *testing.T) {
 		t.Run(fmt.Sprint("gate ", held), func(t *testing.T) {
 			b := newOutboxBed(t, ", published_at timestamptz")
 			b.set("snapshot.chunk-rows", 1000)
-			b.gate.on(gateOnce(held, copyOf("outbox")...))
+			b.gate.on(gateOnce(held, rowsOf("outbox")))
 			p := b.start()
 			b.gate.waitHeld(t)
 			b.pg.Exec(`INSERT INTO outbox (aggregate_id, event_type, payload) SELECT 'b' || g % 10, 'x', jsonb_build_object('n', g) FROM generate_series(101, 150) g`)

@@ -37,7 +37,7 @@ type pgGate struct {
 	held       int
 	gate       int // counts releases; what is held waits for the next
 	streamHeld bool
-	statements []string // that came by, shortened
+	statements []string // that came by
 	conns      map[*gateConn]struct{}
 	closed     bool
 }
@@ -116,19 +116,20 @@ func (g *pgGate) waitHeld(t *testing.T) {
 	t.Helper()
 	defer func() {
 		if t.Failed() {
-			t.Logf("the statements that came by last:\n%s", strings.Join(g.seen(""), "\n"))
+			all := g.seen(func(string) bool { return true })
+			t.Logf("the statements that came by last:\n%s", strings.Join(all[max(0, len(all)-20):], "\n"))
 		}
 	}()
 	harness.WaitFor(t, "a statement to be held", harness.DefaultTimeout, func() (bool, error) { return g.heldNow() > 0, nil })
 }
 
-// seen gives the statements that came by and contain a text.
-func (g *pgGate) seen(text string) []string {
+// seen gives the statements that came by and match.
+func (g *pgGate) seen(match func(sql string) bool) []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var out []string
 	for _, s := range g.statements {
-		if strings.Contains(s, text) {
+		if match(s) {
 			out = append(out, s)
 		}
 	}
@@ -256,7 +257,7 @@ func readMessage(r io.Reader, typed bool) (body, raw []byte, err error) {
 func (g *pgGate) judge(c *gateConn, sql string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.statements = append(g.statements, sql[:min(len(sql), 300)])
+	g.statements = append(g.statements, sql)
 	if g.rule == nil {
 		return
 	}
@@ -301,16 +302,11 @@ func (g *pgGate) answers(c *gateConn) error {
 	}
 }
 
-// gateOnce holds one statement, the first that contains all texts.
-func gateOnce(act gateAct, texts ...string) func(string, int) gateAct {
+// gateOnce holds one statement, the first that matches.
+func gateOnce(act gateAct, match func(sql string) bool) func(string, int) gateAct {
 	return func(sql string, n int) gateAct {
-		if n > 0 {
+		if n > 0 || !match(sql) {
 			return gatePass
-		}
-		for _, text := range texts {
-			if !strings.Contains(sql, text) {
-				return gatePass
-			}
 		}
 		return act
 	}

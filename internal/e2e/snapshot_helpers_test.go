@@ -252,13 +252,27 @@ func (b *snapBed) check(violations []cdctest.Violation) {
 	}
 }
 
-// copyOf matches the statement that reads rows of a table in schema public.
-func copyOf(table string) []string { return []string{"COPY", `"` + table + `"`} }
+// lockOf matches the statement with which a reader opens its transaction on a table in
+// schema public: it locks the table and then takes its MVCC snapshot.
+func lockOf(table string) func(string) bool {
+	return func(sql string) bool {
+		return strings.Contains(sql, "LOCK TABLE") && strings.Contains(sql, `"`+table+`"`)
+	}
+}
 
-// released waits until no reader is at work on a table any more: what it read is in the
-// connector's memory.
+// rowsOf matches the statement that reads rows of a table under that snapshot, and ends
+// the transaction.
+func rowsOf(table string) func(string) bool {
+	return func(sql string) bool {
+		return strings.HasPrefix(sql, "SELECT") && strings.HasSuffix(sql, "COMMIT") && strings.Contains(sql, `"`+table+`"`)
+	}
+}
+
+// released waits until rows of a table have been read, and no reader is at work on it any
+// more: what it read is in the connector's memory.
 func (b *snapBed) released(table string) {
 	b.t.Helper()
+	harness.WaitFor(b.t, "rows of "+table+" to be read", harness.DefaultTimeout, func() (bool, error) { return len(b.gate.seen(rowsOf(table))) > 0, nil })
 	b.pg.WaitValue("0", `SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 		WHERE l.relation = $1::regclass AND a.application_name LIKE 'walrelay%'`, table)
 }
@@ -268,7 +282,7 @@ func (b *snapBed) released(table string) {
 // chunk was read at.
 func (b *snapBed) holdChunk(table string) *harness.Proc {
 	b.t.Helper()
-	b.gate.on(gateOnce(gateHold, copyOf(table)...))
+	b.gate.on(gateOnce(gateHold, rowsOf(table)))
 	p := b.start()
 	b.gate.waitHeld(b.t)
 	b.holdRead(table)

@@ -24,7 +24,7 @@ func TestNegativeZeroAndSparseKeysAreReadInFewChunks(t *testing.T) {
 		t.Errorf("%d rows read, want 6", n)
 	}
 	b.folds(log, "", snapTable("t", "id:int8:key"))
-	if chunks := b.gate.seen("COPY"); len(chunks) > 4 {
+	if chunks := b.gate.seen(rowsOf("t")); len(chunks) > 4 {
 		t.Errorf("%d chunks for 6 rows, 2 each:\n%s", len(chunks), strings.Join(chunks, "\n"))
 	}
 }
@@ -180,7 +180,7 @@ func TestATableWithoutKeyIsReadInOnePieceBesideItsChanges(t *testing.T) {
 	t.Run("beside writes", func(t *testing.T) {
 		b := newSnapBed(t, sql)
 		b.set("snapshot.chunk-rows", 100)
-		b.gate.on(gateOnce(gateHold, copyOf("n")...))
+		b.gate.on(gateOnce(gateHold, rowsOf("n")))
 		p := b.start()
 		b.gate.waitHeld(t)
 		w := write(b)
