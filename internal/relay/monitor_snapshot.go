@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/snapshot"
@@ -140,33 +139,15 @@ func (m *monitor) tables(ctx context.Context, n *news) error {
 
 // requests reads who asked for tables to be read again.
 func (m *monitor) requests(ctx context.Context, n *news) error {
-	list, next, err := m.store.Requests(ctx, m.from)
-	if err != nil {
-		return onKafka(err)
-	}
-	if len(list) > 0 && m.current == nil {
+	if m.current == nil {
 		return nil // the tables were not looked at yet; next time
 	}
-	for _, r := range list {
-		found := m.resolve(r)
-		found.from = m.from
-		n.requests = append(n.requests, found)
+	list, next, err := readRequests(ctx, m.store, m.from, m.current)
+	if err != nil {
+		return err
 	}
-	m.from, n.next = next, next
+	m.from, n.requests, n.next = next, list, next
 	return nil
-}
-
-func (m *monitor) resolve(asked checkpoint.Request) request {
-	r := request{Request: asked}
-	for _, name := range asked.Tables {
-		i := slices.IndexFunc(m.current, func(t snapshot.Table) bool { return t.String() == name && !t.Outbox })
-		if i < 0 {
-			r.unknown = append(r.unknown, name)
-			continue
-		}
-		r.tables = append(r.tables, m.current[i])
-	}
-	return r
 }
 
 // newStore makes the monitor's own: a Store belongs to one goroutine.

@@ -1,7 +1,11 @@
 package relay
 
 import (
+	"context"
+	"slices"
+
 	"github.com/walrelay/walrelay/checkpoint"
+	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/snapshot"
 )
 
@@ -24,7 +28,7 @@ type requests struct {
 }
 
 // take takes over what the monitor read, and what could not be taken over before.
-func (q *requests) take(g *merging, n news) error {
+func (q *requests) take(g *merging, n news) {
 	q.queue = append(q.queue, n.requests...)
 	if n.next > q.next {
 		q.next = n.next
@@ -34,7 +38,28 @@ func (q *requests) take(g *merging, n news) error {
 		q.queue = q.queue[1:]
 		q.start(g, r)
 	}
-	return nil
+}
+
+// readRequests reads those written from an offset on, and finds their tables among the
+// published ones. next is the offset to go on with.
+func readRequests(ctx context.Context, store *ckafka.Store, from int64, published []snapshot.Table) (list []request, next int64, err error) {
+	asked, next, err := store.Requests(ctx, from)
+	if err != nil {
+		return nil, from, onKafka(err)
+	}
+	for _, a := range asked {
+		r := request{Request: a, from: from}
+		for _, name := range a.Tables {
+			i := slices.IndexFunc(published, func(t snapshot.Table) bool { return t.String() == name && !t.Outbox })
+			if i < 0 {
+				r.unknown = append(r.unknown, name)
+				continue
+			}
+			r.tables = append(r.tables, published[i])
+		}
+		list = append(list, r)
+	}
+	return list, next, nil
 }
 
 // free tells whether none of the first request's tables is being read.

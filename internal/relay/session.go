@@ -491,7 +491,7 @@ func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 	s.log.Info().Stringer("lsn", cp.Position.LSN).Stringer("position", cp.Position).Msg("streaming")
 	ctx, cancel := context.WithCancel(ctx)
 	m := newMonitor(s, cp.Publications)
-	m.from, m.known = cp.Requests, l.merging.known()
+	m.from, m.known = l.merging.requests.next, l.merging.known()
 	l.horizons, l.news = m.horizons, m.news
 	finished := make(chan struct{})
 	go func() {

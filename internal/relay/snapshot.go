@@ -299,9 +299,7 @@ func (g *merging) news(n news) error {
 		g.merger.Release(oid)
 		g.merger.Note(oid)
 	}
-	if err := g.requests.take(g, n); err != nil {
-		return err
-	}
+	g.requests.take(g, n)
 	g.shareWaiting()
 	return nil
 }

@@ -58,7 +58,6 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 	}
 	o.Delivered = cp.Position
 	g := &merging{l: l, merger: snapshot.NewMerger(o, l.sent), slotSnapshot: cp.SlotSnapshot}
-	g.requests.next = cp.Requests
 	present := map[uint32]bool{}
 	for _, t := range tables {
 		present[t.OID] = true
@@ -96,6 +95,13 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 			}
 		}
 	}
+	// Those that are there already belong to what a run until caught up has to do.
+	var n news
+	if n.requests, n.next, err = readRequests(ctx, s.store, cp.Requests, tables); err != nil {
+		return nil, err
+	}
+	g.requests.take(g, n)
+	g.shareWaiting()
 	return g, nil
 }
 
