@@ -43,7 +43,7 @@ func full() (Checkpoint, int64, *Delta) {
 					AgainRead: [][]string{{"eu", "1"}, {}},
 				},
 				9:          nil,
-				4294967295: {TableProgress: TableProgress{Table: "public.\xe9", State: TableWaiting, Wait: 1<<64 - 1, Whole: true}},
+				4294967295: {TableProgress: TableProgress{Table: "public.\xe9", State: TableWaiting, Beside: true, Whole: true}},
 			},
 		}
 }

@@ -102,7 +102,6 @@ func progressGen(t *rapid.T, old TableProgress) TableProgress {
 	p := TableProgress{
 		Table: "public." + text.Draw(t, "table"),
 		State: rapid.SampledFrom([]TableState{TableWaiting, TablePending, TableReading, TableDone}).Draw(t, "state"),
-		Wait:  XID(rapid.Uint64Range(0, 3).Draw(t, "wait")),
 		Key:   maybe("key"),
 		Whole: rapid.Bool().Draw(t, "whole"),
 		Rows:  rapid.Int64Range(0, 9).Draw(t, "rows"),

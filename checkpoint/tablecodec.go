@@ -19,12 +19,12 @@ import (
 //	| ---------- | --------------- | -------------------------------------------------- |
 //	| table      | text            | TableProgress.Table                                |
 //	| state      | string          | TableProgress.State                                |
-//	| wait       | integer, absent | TableProgress.Wait                                 |
 //	| key        | [text], absent  | TableProgress.Key                                  |
 //	| ranges     | array, absent   | [{"after":[text],"to":[text]}], absent for nil     |
 //	| again      | array, absent   | [[text]]                                           |
 //	| again_read | array, absent   | [[text]], in a position record                     |
 //	| whole      | true, absent    | TableProgress.Whole                                |
+//	| beside     | true, absent    | TableProgress.Beside                               |
 //	| rows       | integer         | TableProgress.Rows                                 |
 //	| began_us   | integer, absent | TableProgress.Began, microseconds since 1970, UTC  |
 //	| request    | object, absent  | TableProgress.Request, as in its record, with "id" |
@@ -33,10 +33,6 @@ func appendTable(dst []byte, p *TableProgress, again, read [][]string) []byte {
 	dst = appendText(dst, p.Table)
 	dst = append(dst, `,"state":`...)
 	dst = appendString(dst, string(p.State))
-	if p.Wait != 0 {
-		dst = append(dst, `,"wait":`...)
-		dst = strconv.AppendUint(dst, uint64(p.Wait), 10)
-	}
 	if p.Key != nil {
 		dst = append(dst, `,"key":`...)
 		dst = appendKey(dst, p.Key)
@@ -58,6 +54,9 @@ func appendTable(dst []byte, p *TableProgress, again, read [][]string) []byte {
 	}
 	if p.Whole {
 		dst = append(dst, `,"whole":true`...)
+	}
+	if p.Beside {
+		dst = append(dst, `,"beside":true`...)
 	}
 	dst = append(dst, `,"rows":`...)
 	dst = strconv.AppendInt(dst, p.Rows, 10)
@@ -171,12 +170,12 @@ func (k jsonKey) key() []string {
 type tableRecord struct {
 	Table     *jsonText      `json:"table"`
 	State     TableState     `json:"state"`
-	Wait      uint64         `json:"wait"`
 	Key       jsonKey        `json:"key"`
 	Ranges    []rangeRecord  `json:"ranges"`
 	Again     []jsonKey      `json:"again"`
 	AgainRead []jsonKey      `json:"again_read"`
 	Whole     bool           `json:"whole"`
+	Beside    bool           `json:"beside"`
 	Rows      *int64         `json:"rows"`
 	BeganUS   *int64         `json:"began_us"`
 	Request   *requestRecord `json:"request"`
@@ -199,8 +198,8 @@ func (r *tableRecord) table() (*TableDelta, error) {
 		return nil, errors.New(`"table" or "rows" is missing`)
 	}
 	d.TableProgress = TableProgress{
-		Table: string(*r.Table), State: r.State, Wait: XID(r.Wait), Key: r.Key.key(),
-		Whole: r.Whole, Rows: *r.Rows, Began: timeOf(r.BeganUS),
+		Table: string(*r.Table), State: r.State, Key: r.Key.key(),
+		Whole: r.Whole, Beside: r.Beside, Rows: *r.Rows, Began: timeOf(r.BeganUS),
 	}
 	for _, x := range r.Ranges {
 		d.Ranges = append(d.Ranges, Range{After: x.After.key(), To: x.To.key()})

@@ -289,5 +289,3 @@ func literal(s string) string {
 	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
 }
 
-// xid32 is the low half of a transaction id, as SQL compares it.
-func xid32(x checkpoint.XID) string { return strconv.FormatUint(uint64(uint32(x)), 10) }

@@ -137,17 +137,7 @@ func (d *description) selectSQL(o *Order, condition, tail string) string {
 		list = append(list, quote(c.Name))
 	}
 	return "SELECT " + strings.Join(list, ", ") + " FROM " + d.table.place().from() +
-		where(condition, d.filter, o.Table.Where, o.Where, d.recent(o)) + tail
-}
-
-// recent is the condition of the rows that a transaction from RecentSince on wrote. Ids
-// are compared by age, as they wrap around.
-func (d *description) recent(o *Order) string {
-	// Beyond half the circle of ids there is no order any more.
-	if o.RecentSince == 0 || d.snapshot.Xmax >= o.RecentSince && d.snapshot.Xmax-o.RecentSince >= 1<<31 {
-		return ""
-	}
-	return "pg_catalog.age(xmin) <= pg_catalog.age('" + xid32(o.RecentSince) + "'::pg_catalog.xid)"
+		where(condition, d.filter, o.Table.Where, o.Where) + tail
 }
 
 func (d *description) rangeSQL(o *Order, limit int) string {

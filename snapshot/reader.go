@@ -263,7 +263,11 @@ func (d *description) chunk(o *Order) *Chunk {
 // rows answers an OrderRange or OrderKeys.
 func (w *reader) rows(o *Order, d *description) error {
 	c := d.chunk(o)
-	if !d.reads(o.Key) {
+	columns := d.keys
+	if o.Kind == OrderKeys {
+		columns = d.identity
+	}
+	if !reads(columns, o.Key) {
 		// Its key is another one: the answer is the shape.
 		if err := w.commit(); err != nil {
 			return err
@@ -275,7 +279,7 @@ func (w *reader) rows(o *Order, d *description) error {
 	var sql string
 	limit := 0
 	if o.Kind == OrderKeys {
-		sql = d.selectSQL(o, oneOf(d.keys, o.Keys), "")
+		sql = d.selectSQL(o, oneOf(columns, o.Keys), "")
 	} else {
 		limit = w.r.rowLimit(o)
 		sql = d.rangeSQL(o, limit)
@@ -300,11 +304,11 @@ func (w *reader) rows(o *Order, d *description) error {
 }
 
 // reads tells whether rows can be read by a key of these columns.
-func (d *description) reads(key []string) bool {
-	if len(key) == 0 || len(d.keys) != len(key) {
+func reads(columns []keyColumn, key []string) bool {
+	if len(key) == 0 || len(columns) != len(key) {
 		return false
 	}
-	for i, k := range d.keys {
+	for i, k := range columns {
 		if k.Name != key[i] {
 			return false
 		}

@@ -253,4 +253,3 @@ func TestEveryRowOnceWhateverTheKey(t *testing.T) {
 		}
 	})
 }
-

@@ -26,6 +26,8 @@ type description struct {
 	shape  Shape
 	filter string      // the publications' row filter; empty: none
 	keys   []keyColumn // of shape.Key
+	// identity are the columns that single keys are of.
+	identity []keyColumn
 }
 
 // keyColumn is what SQL must say about a column of a key so that it means what the index
@@ -208,15 +210,23 @@ func (d *description) chooseKey(t Table, columns []keyColumn) {
 		at = append(at, i)
 	}
 	d.shape.Key, d.shape.Whole, d.keys = at, whole, nil
-	for _, name := range key {
-		k := keyColumn{Name: name}
-		for _, c := range columns {
-			if c.Name == name && (behind == nil || c.Index == behind.OID) {
-				k = c
-				break
+	find := func(names []string) (list []keyColumn) {
+		for _, name := range names {
+			k := keyColumn{Name: name}
+			for _, c := range columns {
+				if c.Name == name && (behind == nil || c.Index == behind.OID) {
+					k = c
+					break
+				}
 			}
+			list = append(list, k)
 		}
-		d.keys = append(d.keys, k)
+		return list
+	}
+	d.keys = find(key)
+	d.identity = d.keys
+	if t.Identity != nil && key != nil {
+		d.identity = find(t.Identity)
 	}
 }
 
