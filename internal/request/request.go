@@ -2,8 +2,6 @@ package request
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -63,9 +61,7 @@ func New(tables []string, where string, replace bool, now time.Time) (checkpoint
 	if len(problems) > 0 {
 		return checkpoint.Request{}, &UsageError{errors.Join(problems...)}
 	}
-	id := make([]byte, 3)
-	_, _ = rand.Read(id) // never fails
-	r.ID = now.UTC().Format("20060102-150405-") + hex.EncodeToString(id)
+	r.ID = checkpoint.NewRequestID(now)
 	return r, nil
 }
 
@@ -106,16 +102,16 @@ func Send(ctx context.Context, o Options, r checkpoint.Request) (offset int64, e
 	if err := sameSource(cp.Source, db, o.Checkpoint.Topic); err != nil {
 		return 0, err
 	}
-	w, ok := any(store).(requester)
-	if !ok {
-		return 0, errors.New("this build cannot write requests")
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	if offset, err = store.Request(ctx, r); err != nil {
+		return 0, fmt.Errorf("%w; it may be there all the same: look at /status before you ask again", err)
 	}
-	return w.Request(ctx, r)
+	return offset, nil
 }
 
-type requester interface {
-	Request(context.Context, checkpoint.Request) (int64, error)
-}
+// writeTimeout bounds the one write; the client itself would go on for ever.
+const writeTimeout = time.Minute
 
 // kafkaTimeout bounds the first contact with Kafka, as at a connector's start.
 const kafkaTimeout = 15 * time.Second

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -119,4 +120,45 @@ func TestNothingIsAskedOfAConnectorOfAnotherDatabase(t *testing.T) {
 	other.SystemID += "1"
 	c.deliver(other)
 	c.refuses("source.dsn leads to database " + c.pg.Name)
+}
+
+func TestTheRequestIsInTheCheckpointTopic(t *testing.T) {
+	c := newConnector(t)
+	c.deliver(c.source())
+	first, at, err := c.ask()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, next, err := c.ask()
+	if err != nil || next <= at {
+		t.Fatalf("offset %d after %d: %v", next, at, err)
+	}
+	for offset, want := range map[int64]checkpoint.Request{at: first, next: second} {
+		cl := c.kafka.Client(t, kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{c.o.Checkpoint.Topic: {0: kgo.NewOffset().At(offset)}}))
+		fetches := cl.PollRecords(t.Context(), 1)
+		if err := fetches.Err(); err != nil {
+			t.Fatal(err)
+		}
+		rec := fetches.Records()[0]
+		id, ok := checkpoint.RequestID(rec.Key)
+		got, err := checkpoint.DecodeRequest(id, rec.Value)
+		if err != nil || !ok || rec.Offset != offset {
+			t.Fatalf("offset %d: %s, %v", rec.Offset, rec.Key, err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+	// What is wrong with one table keeps all of them from being asked for.
+	r, err := New([]string{"orders", "nosuch"}, "", false, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Send(t.Context(), c.o, r); !checkpoint.IsRefusal(err) {
+		t.Errorf("%v, want a refusal", err)
+	}
+	_, end, err := c.ask()
+	if err != nil || end != next+1 {
+		t.Errorf("the next request is at offset %d, want %d: %v", end, next+1, err)
+	}
 }
