@@ -94,6 +94,8 @@ type Merger struct {
 
 	latest  MVCC           // the newest snapshot known
 	covered bool           // it sees what the slot's snapshot sees
+	past    MVCC           // the newest of which the stream has passed all that it sees
+	windows []window       // those after it
 	reached checkpoint.LSN // everything up to here has been sent
 	xid     checkpoint.XID // of the open source transaction
 	before  checkpoint.LSN // where it began
@@ -113,6 +115,12 @@ type Merger struct {
 type passedAt struct {
 	xid    checkpoint.XID
 	before checkpoint.LSN
+}
+
+// window is a snapshot, and where the stream has passed all that it sees.
+type window struct {
+	snapshot MVCC
+	lsn      checkpoint.LSN
 }
 
 // pause is the stream standing still for a table's sake.
@@ -254,6 +262,38 @@ func (m *Merger) Change(c *replication.Change) Verdict {
 func (m *Merger) Reached(lsn checkpoint.LSN) {
 	m.open = false
 	m.reached = max(m.reached, lsn)
+	m.close()
+}
+
+// close takes the windows whose end the stream has reached.
+func (m *Merger) close() {
+	n := 0
+	for n < len(m.windows) && m.windows[n].lsn <= m.reached {
+		m.past = m.windows[n].snapshot
+		n++
+	}
+	m.windows = slices.Delete(m.windows, 0, n)
+}
+
+// opened notes the window of an answer.
+func (m *Merger) opened(s MVCC, lsn checkpoint.LSN) {
+	newest := m.past
+	if n := len(m.windows); n > 0 {
+		newest = m.windows[n-1].snapshot
+	}
+	if lsn == 0 || !later(s, newest) {
+		return
+	}
+	m.windows = append(m.windows, window{s, lsn})
+	m.close()
+}
+
+// hasPassed tells whether the stream has passed every transaction that s sees, where lsn
+// is one behind all their commit records. That is so as well where it has passed all that
+// another snapshot sees, and that one sees as much: on a quiet server, whose WAL is
+// flushed late, one chunk waits for the flush and not each.
+func (m *Merger) hasPassed(s MVCC, lsn checkpoint.LSN) bool {
+	return m.reached >= lsn || m.past.Covers(s)
 }
 
 // Saw takes an MVCC snapshot that was taken at any time, by anybody, on the primary.
@@ -310,6 +350,7 @@ func (m *Merger) Arrived(c *Chunk, now time.Time) error {
 		return nil
 	}
 	if !c.Snapshot.IsZero() {
+		m.opened(c.Snapshot, c.LSN)
 		defer m.Saw(c.Snapshot)
 	}
 	if o.Kind != OrderPlan && !m.covered && !c.Snapshot.Covers(m.o.SlotSnapshot) {
@@ -592,7 +633,7 @@ func (m *Merger) Covered() bool {
 // read whole are out: not before it has passed what they have seen.
 func (m *Merger) HeldMayWait(oid uint32) bool {
 	t := m.tables[oid]
-	return t != nil && t.whole && t.opened && m.reached >= t.upTo
+	return t != nil && t.whole && t.opened && m.hasPassed(t.snapshot, t.upTo)
 }
 
 // Note puts a table's progress into the next checkpoint.

@@ -349,9 +349,9 @@ func (t *table) mayGo(ch *chunk) bool {
 		return true // its rows are older than the stream
 	}
 	if t.whole {
-		return t.m.reached >= t.upTo
+		return t.m.hasPassed(t.snapshot, t.upTo)
 	}
-	return t.m.reached >= ch.LSN
+	return t.m.hasPassed(ch.Snapshot, ch.LSN)
 }
 
 // chunkOut ends a chunk whose last row is out.
