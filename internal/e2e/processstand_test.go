@@ -125,7 +125,7 @@ func (s *processStand) slotHolder(ctx context.Context) (int32, error) {
 	}
 	defer conn.Close(ctx)
 	var pid int32
-	err = conn.QueryRow(ctx, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL", s.slot).Scan(&pid)
+	err = conn.QueryRow(ctx, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL AND confirmed_flush_lsn IS NOT NULL", s.slot).Scan(&pid)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, nil
 	}
