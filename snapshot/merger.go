@@ -443,7 +443,7 @@ func (m *Merger) orderOf(t *table, now time.Time) *Order {
 	}
 	m.nextID++
 	o.ID, o.Table, o.floor = m.nextID, t.def, m.latest
-	if t.request != nil {
+	if t.request != nil && !t.whole { // a truncate takes the rows outside of it, too
 		o.Where = t.request.Where
 	}
 	m.outstanding[o.ID] = o
