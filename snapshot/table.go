@@ -215,6 +215,9 @@ func (t *table) remember() *passed {
 
 // change takes a change of a table that is read by ranges.
 func (t *table) change(c *replication.Change) {
+	if t.def.Outbox && c.Op != replication.OpCreate {
+		return // what becomes of a row afterwards does not undo its event
+	}
 	if c.Op == replication.OpTruncate {
 		for _, ch := range t.chunks {
 			if !ch.Snapshot.Sees(t.m.xid) {

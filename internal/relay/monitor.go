@@ -29,7 +29,6 @@ type monitor struct {
 	conn *replication.Conn
 	// primary is where tables are read; the same as conn unless that is a standby.
 	primary *replication.Conn
-	known   map[uint32]bool // tables whose snapshot the loop knows of
 	bounds  map[uint32]checkpoint.XID
 	store   *ckafka.Store
 	from    int64            // of the requests

@@ -11,9 +11,9 @@ import (
 
 // news is what the monitor found, for the loop.
 type news struct {
-	seen     snapshot.MVCC // the primary's current one; zero for none
-	added    []snapshot.Table
-	removed  []uint32
+	seen     snapshot.MVCC    // the primary's current one; zero for none
+	tables   []snapshot.Table // all that are published, if looked
+	looked   bool
 	released []uint32 // tables that need not wait any more
 	requests []request
 	next     int64 // the offset up to which requests were read; 0 where none were
@@ -38,9 +38,6 @@ func (m *monitor) snapshots(ctx context.Context, catalog bool) error {
 	if catalog {
 		if err := m.tables(ctx, &n); err != nil {
 			return err
-		}
-		if m.said != "" {
-			return nil
 		}
 	}
 	if err := m.requests(ctx, &n); err != nil {
@@ -112,28 +109,14 @@ func (m *monitor) primaryConn(ctx context.Context) (*replication.Conn, error) {
 	return m.primary, nil
 }
 
-// tables finds published tables that came, and those that went.
+// tables lists the published tables.
 func (m *monitor) tables(ctx context.Context, n *news) error {
 	tables, err := m.s.published(ctx, m.conn)
 	if err != nil {
 		return err
 	}
 	m.current = tables
-	present := map[uint32]bool{}
-	for _, t := range tables {
-		present[t.OID] = true
-		if m.known[t.OID] || !m.s.wanted(t) || t.Outbox {
-			continue
-		}
-		m.known[t.OID] = true
-		n.added = append(n.added, t)
-	}
-	for oid := range m.known {
-		if !present[oid] {
-			delete(m.known, oid)
-			n.removed = append(n.removed, oid)
-		}
-	}
+	n.tables, n.looked = tables, true
 	return nil
 }
 

@@ -79,6 +79,10 @@ func (q *requests) start(g *merging, r request) {
 		log.Error().Str("request", r.ID).Str("table", name).Msg("snapshot asked for a table that is not captured (see source.tables): left out")
 	}
 	for _, t := range r.tables {
+		if t.Whole && r.Where != "" {
+			log.Error().Str("request", r.ID).Str("table", t.String()).Msg("snapshot asked for a part of a table that can only be read whole: left out; ask for it without a condition")
+			continue
+		}
 		asked := r.Request
 		g.merger.Add(t, checkpoint.TableProgress{Table: t.String(), State: checkpoint.TableWaiting, Request: &asked})
 		g.merger.Note(t.OID)

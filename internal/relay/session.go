@@ -45,6 +45,8 @@ type session struct {
 	waits   waits
 	// slotSnapshot is the MVCC snapshot at the creation of the slot, in this session.
 	slotSnapshot string
+	// before are the tables that were published before that.
+	before map[uint32]bool
 }
 
 // newSession makes a session; run must be called.
@@ -115,6 +117,9 @@ func (s *session) prepareSource(ctx context.Context) error {
 		if err := s.syncPublications(ctx); err != nil {
 			return err
 		}
+	}
+	if err := s.publishedBefore(ctx); err != nil {
+		return err
 	}
 	s.log.Info().Str("slot", s.r.o.Slot).Msg("creating the replication slot; it begins where it is created")
 	slot, err := replication.CreateSlot(ctx, s.r.connect, s.r.o.Slot, true, s.reportWaiting)
@@ -491,7 +496,7 @@ func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 	s.log.Info().Stringer("lsn", cp.Position.LSN).Stringer("position", cp.Position).Msg("streaming")
 	ctx, cancel := context.WithCancel(ctx)
 	m := newMonitor(s, cp.Publications)
-	m.from, m.known = l.merging.requests.next, l.merging.known()
+	m.from = l.merging.requests.next
 	l.horizons, l.news = m.horizons, m.news
 	finished := make(chan struct{})
 	go func() {

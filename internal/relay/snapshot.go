@@ -59,7 +59,8 @@ type merging struct {
 	more       bool      // rows may go out and did not fit
 	report     progressReport
 
-	counted uint32 // the table of counter
+	missing map[uint32]bool // tables that were not published when last looked
+	counted uint32          // the table of counter
 	counter prometheus.Counter
 }
 
@@ -285,15 +286,8 @@ func (g *merging) news(n news) error {
 	if !n.seen.IsZero() {
 		g.merger.Saw(n.seen)
 	}
-	for _, t := range n.added {
-		if _, known := g.merger.Known(t.OID); !known {
-			g.merger.Add(t, checkpoint.TableProgress{State: checkpoint.TableWaiting})
-			g.merger.Note(t.OID)
-			g.l.s.log.Info().Str("table", t.String()).Msg("table is new: its rows are read once every transaction that is running now has ended")
-		}
-	}
-	for _, oid := range n.removed {
-		g.merger.Remove(oid)
+	if n.looked {
+		g.compare(n.tables)
 	}
 	for _, oid := range n.released {
 		g.merger.Release(oid)
@@ -302,6 +296,36 @@ func (g *merging) news(n news) error {
 	g.requests.take(g, n)
 	g.shareWaiting()
 	return nil
+}
+
+// compare takes the published tables as the monitor found them: it adds those that are
+// new, and removes those that are gone. One that the stream brought meanwhile may not be
+// among them yet, so that only who is missing twice is gone.
+func (g *merging) compare(tables []snapshot.Table) {
+	present := map[uint32]bool{}
+	for _, t := range tables {
+		present[t.OID] = true
+		if _, known := g.merger.Known(t.OID); known || t.Outbox || !g.l.s.wanted(t) {
+			continue
+		}
+		g.merger.Add(t, checkpoint.TableProgress{State: checkpoint.TableWaiting})
+		g.merger.Note(t.OID)
+		g.l.s.log.Info().Str("table", t.String()).Msg("table is new: its rows are read once every transaction that is running now has ended")
+	}
+	missing := map[uint32]bool{}
+	g.merger.Each(func(t snapshot.Table, _ checkpoint.TableProgress) {
+		if !present[t.OID] {
+			missing[t.OID] = true
+		}
+	})
+	for oid := range missing {
+		if g.missing[oid] {
+			g.l.s.log.Info().Str("table", g.merger.Label(oid)).Msg("table is not published any more")
+			g.merger.Remove(oid)
+			delete(missing, oid)
+		}
+	}
+	g.missing = missing
 }
 
 // shareWaiting tells the monitor which tables wait for transactions to end.
@@ -315,11 +339,4 @@ func (g *merging) count(oid uint32) {
 		g.counted, g.counter = oid, g.l.s.r.metrics.snapshotRows.WithLabelValues(g.merger.Label(oid))
 	}
 	g.counter.Inc()
-}
-
-// known are the tables that need not be found.
-func (g *merging) known() map[uint32]bool {
-	known := map[uint32]bool{}
-	g.merger.Each(func(t snapshot.Table, _ checkpoint.TableProgress) { known[t.OID] = true })
-	return known
 }

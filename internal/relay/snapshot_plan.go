@@ -35,6 +35,24 @@ func (s *session) published(ctx context.Context, conn *replication.Conn) ([]snap
 	return tables, nil
 }
 
+// publishedBefore notes what is published before the slot is created. A table that joins
+// while it is being created has to wait like any that joins later.
+func (s *session) publishedBefore(ctx context.Context) error {
+	s.named = nil
+	for _, p := range s.publications() {
+		s.named = append(s.named, p.Name)
+	}
+	tables, err := s.published(ctx, s.conn)
+	if err != nil {
+		return err
+	}
+	s.before = map[uint32]bool{}
+	for _, t := range tables {
+		s.before[t.OID] = true
+	}
+	return nil
+}
+
 // wanted tells whether a table is read by itself.
 func (s *session) wanted(t snapshot.Table) bool {
 	o := &s.r.o.Snapshot
@@ -66,7 +84,7 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 		case known:
 		case !s.wanted(t):
 			continue
-		case s.created:
+		case s.created && s.before[t.OID]:
 			// The publication is older than the slot: whatever the slot does not send is
 			// visible to every snapshot that covers the slot's.
 			p.State = checkpoint.TablePending
