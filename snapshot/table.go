@@ -122,7 +122,7 @@ func newTable(m *Merger, def Table, p checkpoint.TableProgress) *table {
 	case reading:
 		// Read whole: a restart begins it again. So does a key that came, or went.
 		t.state = checkpoint.TablePending
-		t.key, t.ranges, t.again = nil, nil, nil
+		t.key, t.ranges, t.again, t.rows = nil, nil, nil, 0
 		t.truncateDue = true
 	default:
 		t.truncateDue = p.Request != nil && (p.Request.Replace || t.whole)

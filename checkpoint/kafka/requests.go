@@ -15,8 +15,8 @@ import (
 // connector came to a release that takes them: records read in all, and the offsets of
 // one step.
 const (
-	lookBack     = 100_000
-	lookBackStep = 1 << 15
+	lookBack     = 2_000
+	lookBackStep = 1 << 11
 )
 
 // Request writes a request into the topic and gives its offset; it is there for good
@@ -42,7 +42,7 @@ func (s *Store) Request(ctx context.Context, r checkpoint.Request) (offset int64
 // written behind their begin. Those removed since are left out.
 //
 // From 0, which is where a checkpoint stands that no release with requests has written
-// yet, the log may be long. It is then read backwards from its end, 100,000 records and
+// yet, the log may be long. It is then read backwards from its end, 2,000 records and
 // no more: only who asked for a snapshot while the previous release ran, and let that
 // many deliveries pass before the connector was upgraded, has to ask again.
 //

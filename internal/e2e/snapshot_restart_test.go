@@ -2,11 +2,7 @@ package e2e
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -15,35 +11,7 @@ import (
 	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/internal/harness"
-	"github.com/walrelay/walrelay/internal/pgserver"
 )
-
-// nextEpoch lets a server's xids have passed 32 bits once.
-func nextEpoch(t *testing.T, pg *harness.PG) {
-	t.Helper()
-	s := pg.Server
-	if err := s.Restart(t.Context(), nil); err != nil { // so that nothing is left to recover
-		t.Fatal(err)
-	}
-	if err := s.Stop(pgserver.Fast); err != nil { // SIGINT: fast
-		t.Fatal(err)
-	}
-	data := filepath.Join(s.Dir(), "data")
-	info, err := os.Stat(data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(filepath.Join(s.Bin(), "pg_resetwal"), "-e", "1", "-D", data)
-	if owner, ok := info.Sys().(*syscall.Stat_t); ok && os.Getuid() == 0 {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("pg_resetwal: %v: %s", err, out)
-	}
-	if err := s.Restart(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // progress gives the state of a table in the newest committed checkpoint, empty for none.
 func (b *snapBed) progress(table string) checkpoint.TableState {
@@ -98,7 +66,7 @@ func TestATableCountsAsDoneOnlyWithItsRows(t *testing.T) {
 }
 
 func TestARestartReadsWhatIsLeftAndNothingTwice(t *testing.T) {
-	const small, rows, chunk, readers = 1000, 200_000, 1000, 2
+	const small, rows, chunk, readers = 1000, 1_000_000, 1000, 2
 	b := newSnapBed(t, fmt.Sprintf(`CREATE TABLE a (id int PRIMARY KEY); INSERT INTO a SELECT generate_series(1, %d);
 		CREATE TABLE b (id int PRIMARY KEY); INSERT INTO b SELECT generate_series(1, %d)`, small, rows))
 	b.set("snapshot.chunk-rows", chunk)

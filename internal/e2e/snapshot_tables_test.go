@@ -113,9 +113,13 @@ func TestGeneratedColumnsAndAwkwardNamesAreReadAsTheyAreStreamed(t *testing.T) {
 		}
 	}
 	slices.Sort(rows)
+	generated := "" // published from 18 on
+	if b.pg.Value("SELECT current_setting('server_version_num')::int >= 180000") == "t" {
+		generated = " b=42"
+	}
 	want := []string{
-		`c {"Id":2} Id=2 a b="x" select=2`, `c {"id":2} id=2 a=21`,
-		`r {"Id":1} Id=1 a b="x" select=2`, `r {"id":1} id=1 a=21`,
+		`c {"Id":2} Id=2 a b="x" select=2`, `c {"id":2} id=2 a=21` + generated,
+		`r {"Id":1} Id=1 a b="x" select=2`, `r {"id":1} id=1 a=21` + generated,
 	}
 	if !slices.Equal(rows, want) {
 		t.Errorf("records\n\t%s\nwant\n\t%s", strings.Join(rows, "\n\t"), strings.Join(want, "\n\t"))

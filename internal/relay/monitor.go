@@ -9,9 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/walrelay/walrelay/checkpoint"
-	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/replication"
-	"github.com/walrelay/walrelay/snapshot"
 )
 
 // monitor looks at the catalog beside the stream, on a connection of its own: it keeps
@@ -30,9 +28,6 @@ type monitor struct {
 	// primary is where tables are read; the same as conn unless that is a standby.
 	primary *replication.Conn
 	bounds  map[uint32]checkpoint.XID
-	store   *ckafka.Store
-	from    int64            // of the requests
-	current []snapshot.Table // published, as last looked
 	// saidWaiting tells that the transactions that tables wait for were said.
 	saidWaiting bool
 	said        string // the problem said last
@@ -64,7 +59,6 @@ func newMonitor(s *session, publications []checkpoint.Publication) *monitor {
 	}
 	m.news = make(chan news, 16)
 	m.bounds = map[uint32]checkpoint.XID{}
-	m.store = s.newStore()
 	return m
 }
 

@@ -3,7 +3,9 @@ package relay
 import (
 	"context"
 	"slices"
+	"time"
 
+	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/snapshot"
@@ -15,8 +17,9 @@ type news struct {
 	tables   []snapshot.Table // all that are published, if looked
 	looked   bool
 	released []uint32 // tables that need not wait any more
-	requests []request
-	next     int64 // the offset up to which requests were read; 0 where none were
+	requests []checkpoint.Request
+	from     int64 // the offset from which requests were read
+	next     int64 // the offset up to which they were; 0 where none were
 	down     error // the server is shutting down
 }
 
@@ -39,9 +42,6 @@ func (m *monitor) snapshots(ctx context.Context, catalog bool) error {
 		if err := m.tables(ctx, &n); err != nil {
 			return err
 		}
-	}
-	if err := m.requests(ctx, &n); err != nil {
-		return err
 	}
 	waiting := m.s.waits.list()
 	for oid := range m.bounds {
@@ -115,23 +115,36 @@ func (m *monitor) tables(ctx context.Context, n *news) error {
 	if err != nil {
 		return err
 	}
-	m.current = tables
 	n.tables, n.looked = tables, true
 	return nil
 }
 
-// requests reads who asked for tables to be read again.
-func (m *monitor) requests(ctx context.Context, n *news) error {
-	if m.current == nil {
-		return nil // the tables were not looked at yet; next time
+// watchRequests reads who asks for tables to be read again, on its own: a Kafka that
+// stands still must not keep the monitor from looking.
+func (s *session) watchRequests(ctx context.Context, from int64, tell chan<- news) {
+	store := ckafka.NewStore(s.admin, s.r.o.Checkpoint) // a Store belongs to one goroutine
+	tick := time.NewTicker(sampleInterval)
+	defer tick.Stop()
+	said := ""
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		list, next, err := store.Requests(ctx, from)
+		switch {
+		case err != nil && ctx.Err() == nil && err.Error() != said:
+			said = err.Error()
+			s.log.Warn().Err(err).Msg("looking for requests for snapshots: trying again")
+		case err == nil:
+			said = ""
+			select {
+			case tell <- news{requests: list, from: from, next: next}:
+			case <-ctx.Done():
+				return
+			}
+			from = next
+		}
 	}
-	list, next, err := readRequests(ctx, m.store, m.from, m.current)
-	if err != nil {
-		return err
-	}
-	m.from, n.requests, n.next = next, list, next
-	return nil
 }
-
-// newStore makes the monitor's own: a Store belongs to one goroutine.
-func (s *session) newStore() *ckafka.Store { return ckafka.NewStore(s.admin, s.r.o.Checkpoint) }

@@ -1,21 +1,17 @@
 package relay
 
 import (
-	"context"
 	"slices"
 
 	"github.com/walrelay/walrelay/checkpoint"
-	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/snapshot"
 )
 
-// request is one from the checkpoint topic, with the tables that it is about.
+// request is one from the checkpoint topic.
 type request struct {
 	checkpoint.Request
-	tables []snapshot.Table
-	from   int64 // the offset from which it was read
-	// unknown are the tables that it names and that are not captured.
-	unknown []string
+	from  int64 // the offset from which it was read
+	looks int   // how often the catalog had been looked at when it came
 }
 
 // requests are those not taken over yet. They are taken in their order, each once none of
@@ -23,48 +19,49 @@ type request struct {
 type requests struct {
 	queue  []request
 	next   int64 // the offset up to which requests were read
+	looks  int   // how often the catalog was looked at
 	taken  []string
 	moving bool // a checkpoint has to hold what changed
 }
 
-// take takes over what the monitor read, and what could not be taken over before.
+// take takes over what was read, and what could not be taken over before.
 func (q *requests) take(g *merging, n news) {
-	q.queue = append(q.queue, n.requests...)
+	for _, r := range n.requests {
+		q.queue = append(q.queue, request{r, n.from, q.looks})
+	}
 	if n.next > q.next {
 		q.next = n.next
 	}
-	for len(q.queue) > 0 && q.free(g) {
+	for len(q.queue) > 0 {
 		r := q.queue[0]
-		q.queue = q.queue[1:]
-		q.start(g, r)
-	}
-}
-
-// readRequests reads those written from an offset on, and finds their tables among the
-// published ones. next is the offset to go on with.
-func readRequests(ctx context.Context, store *ckafka.Store, from int64, published []snapshot.Table) (list []request, next int64, err error) {
-	asked, next, err := store.Requests(ctx, from)
-	if err != nil {
-		return nil, from, onKafka(err)
-	}
-	for _, a := range asked {
-		r := request{Request: a, from: from}
-		for _, name := range a.Tables {
-			i := slices.IndexFunc(published, func(t snapshot.Table) bool { return t.String() == name && !t.Outbox })
-			if i < 0 {
-				r.unknown = append(r.unknown, name)
-				continue
-			}
-			r.tables = append(r.tables, published[i])
+		tables, unknown := resolve(r.Request, g.published)
+		if len(unknown) > 0 && q.looks < r.looks+2 {
+			return // a table that was made a moment ago may not have been seen yet
 		}
-		list = append(list, r)
+		if !free(g, tables) {
+			return
+		}
+		q.queue = q.queue[1:]
+		q.start(g, r, tables, unknown)
 	}
-	return list, next, nil
 }
 
-// free tells whether none of the first request's tables is being read.
-func (q *requests) free(g *merging) bool {
-	for _, t := range q.queue[0].tables {
+// resolve finds a request's tables among the published ones.
+func resolve(r checkpoint.Request, published []snapshot.Table) (tables []snapshot.Table, unknown []string) {
+	for _, name := range r.Tables {
+		i := slices.IndexFunc(published, func(t snapshot.Table) bool { return t.String() == name && !t.Outbox })
+		if i < 0 {
+			unknown = append(unknown, name)
+			continue
+		}
+		tables = append(tables, published[i])
+	}
+	return tables, unknown
+}
+
+// free tells whether none of the tables is being read.
+func free(g *merging, tables []snapshot.Table) bool {
+	for _, t := range tables {
 		if p, known := g.merger.Known(t.OID); known && p.State != checkpoint.TableDone {
 			return false
 		}
@@ -72,13 +69,13 @@ func (q *requests) free(g *merging) bool {
 	return true
 }
 
-func (q *requests) start(g *merging, r request) {
+func (q *requests) start(g *merging, r request, tables []snapshot.Table, unknown []string) {
 	log := g.l.s.log
 	q.taken, q.moving = append(q.taken, r.ID), true
-	for _, name := range r.unknown {
+	for _, name := range unknown {
 		log.Error().Str("request", r.ID).Str("table", name).Msg("snapshot asked for a table that is not captured (see source.tables): left out")
 	}
-	for _, t := range r.tables {
+	for _, t := range tables {
 		if t.Whole && r.Where != "" {
 			log.Error().Str("request", r.ID).Str("table", t.String()).Msg("snapshot asked for a part of a table that can only be read whole: left out; ask for it without a condition")
 			continue

@@ -496,16 +496,21 @@ func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 	s.log.Info().Stringer("lsn", cp.Position.LSN).Stringer("position", cp.Position).Msg("streaming")
 	ctx, cancel := context.WithCancel(ctx)
 	m := newMonitor(s, cp.Publications)
-	m.from = l.merging.requests.next
 	l.horizons, l.news = m.horizons, m.news
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
 		m.run(ctx)
 	}()
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		s.watchRequests(ctx, l.merging.requests.next, m.news)
+	}()
 	err = l.run(ctx)
 	cancel()
 	<-finished
+	<-asked
 	if replication.DecodingFailed(err) && !replication.PublicationTooYoung(err) {
 		return &replication.DecodingError{Slot: s.r.o.Slot, Confirmed: s.stream.Confirmed(), Err: err}
 	}

@@ -59,9 +59,10 @@ type merging struct {
 	more       bool      // rows may go out and did not fit
 	report     progressReport
 
-	missing map[uint32]bool // tables that were not published when last looked
-	counted uint32          // the table of counter
-	counter prometheus.Counter
+	published []snapshot.Table // as last looked
+	missing   map[uint32]bool  // tables that were not published when last looked
+	counted   uint32           // the table of counter
+	counter   prometheus.Counter
 }
 
 const (
@@ -302,6 +303,8 @@ func (g *merging) news(n news) error {
 // new, and removes those that are gone. One that the stream brought meanwhile may not be
 // among them yet, so that only who is missing twice is gone.
 func (g *merging) compare(tables []snapshot.Table) {
+	g.published = tables
+	g.requests.looks++
 	present := map[uint32]bool{}
 	for _, t := range tables {
 		present[t.OID] = true

@@ -114,10 +114,11 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 		}
 	}
 	// Those that are there already belong to what a run until caught up has to do.
-	var n news
-	if n.requests, n.next, err = readRequests(ctx, s.store, cp.Requests, tables); err != nil {
-		return nil, err
+	n := news{from: cp.Requests}
+	if n.requests, n.next, err = s.store.Requests(ctx, cp.Requests); err != nil {
+		return nil, onKafka(err)
 	}
+	g.published = tables
 	g.requests.take(g, n)
 	g.shareWaiting()
 	return g, nil
