@@ -13,7 +13,8 @@ type Checkpoint struct {
 	Partitions map[string]int32
 	// Tables is the progress of the snapshot by table OID. Load gives all of it; what is
 	// delivered carries only what changed since the last delivery, and the Log keeps the
-	// whole. A TableProgress without a State takes the table out.
+	// whole. A TableProgress without a State takes the table out. The Log copies what it
+	// keeps, but for single keys and Requests, which nobody alters.
 	Tables map[uint32]TableProgress
 	// SlotSnapshot is the MVCC snapshot at the slot's creation, as pg_current_snapshot()
 	// writes it: transactions that it does not see are in the stream. Empty where it is
@@ -22,6 +23,9 @@ type Checkpoint struct {
 	// Requests is the offset in the checkpoint topic up to which requests have been
 	// taken over into Tables; 0: from the beginning.
 	Requests int64
+	// TakenOver holds the IDs of requests whose records the delivery removes, because
+	// they are in Tables now or need nothing any more. Load leaves it nil.
+	TakenOver []string
 }
 
 // Source identifies the database that the position belongs to. LSNs of two

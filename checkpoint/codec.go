@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // Keys of the records in the checkpoint topic. The topic is compacted, so the
@@ -18,8 +17,8 @@ const (
 	// KeyPosition is the key of the position record: small, in every Kafka
 	// transaction.
 	KeyPosition = "position"
-	// KeyState is the key of the state record: as large as the number of topics
-	// makes it, written rarely.
+	// KeyState is the key of the state record: as large as the number of topics and
+	// tables makes it, written rarely.
 	KeyState = "state"
 )
 
@@ -34,14 +33,14 @@ const StateBeside int64 = -1
 // drop when it writes its own record, without harm. The major rises otherwise, and
 // a release refuses majors that it does not know. See FORMAT.md.
 const (
-	formatVersion = "1.0"
+	formatVersion = "1.1"
 	formatMajor   = 1
 )
 
 // EncodePosition appends the position record of c to dst, without allocating when
-// dst has room. c.Partitions is not part of it: it stands in the state record at
-// offset stateOffset of the checkpoint topic (or StateBeside), and delta holds the
-// counts that were set since. Output is deterministic.
+// dst has room. c.Partitions and c.Tables are not part of it: they stand in the state
+// record at offset stateOffset of the checkpoint topic (or StateBeside), and delta (nil:
+// nothing) holds what has changed since. Output is deterministic.
 //
 //	| field         | JSON            | meaning                                              |
 //	| ------------- | --------------- | ---------------------------------------------------- |
@@ -54,7 +53,16 @@ const (
 //	| publications  | array           | [{"name":"…","horizon":"X/Y"}]                       |
 //	| state         | integer         | offset of the state record, -1 for the one beside it |
 //	| delta         | object, absent  | {"topic":partitions} set since that state record     |
-func EncodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta map[string]int32) []byte {
+//	| tables        | object, absent  | {"oid":progress or null} set since that state record |
+//	| slot_snapshot | string, absent  | Checkpoint.SlotSnapshot                              |
+//	| requests      | integer, absent | Checkpoint.Requests                                  |
+func EncodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) []byte {
+	dst, _ = encodePosition(dst, c, stateOffset, delta)
+	return dst
+}
+
+// encodePosition tells also how many of the bytes are the delta's.
+func encodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) (_ []byte, deltaBytes int) {
 	p := &c.Position
 	dst = append(dst, `{"version":"`+formatVersion+`","lsn":"`...)
 	dst = p.LSN.Append(dst)
@@ -91,22 +99,73 @@ func EncodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta map[stri
 	}
 	dst = append(dst, `],"state":`...)
 	dst = strconv.AppendInt(dst, stateOffset, 10)
-	if len(delta) > 0 {
+	before := len(dst)
+	if delta != nil && len(delta.Partitions) > 0 {
 		dst = append(dst, `,"delta":`...)
-		dst = appendCounts(dst, delta)
+		dst = appendCounts(dst, delta.Partitions)
 	}
-	return append(dst, '}')
+	if delta != nil && len(delta.Tables) > 0 {
+		dst = append(dst, `,"tables":`...)
+		dst = appendTables(dst, delta.Tables)
+	}
+	deltaBytes = len(dst) - before
+	if c.SlotSnapshot != "" {
+		dst = append(dst, `,"slot_snapshot":`...)
+		dst = appendString(dst, c.SlotSnapshot)
+	}
+	if c.Requests != 0 {
+		dst = append(dst, `,"requests":`...)
+		dst = strconv.AppendInt(dst, c.Requests, 10)
+	}
+	return append(dst, '}'), deltaBytes
 }
 
 // EncodeState appends the state record of c to dst.
 //
-//	| field      | JSON          | meaning                                 |
-//	| ---------- | ------------- | --------------------------------------- |
-//	| version    | "major.minor" | of the format                           |
-//	| partitions | object        | {"topic":partitions}, every known topic |
+//	| field      | JSON           | meaning                                 |
+//	| ---------- | -------------- | --------------------------------------- |
+//	| version    | "major.minor"  | of the format                           |
+//	| partitions | object         | {"topic":partitions}, every known topic |
+//	| tables     | object, absent | {"oid":progress}, every known table     |
 func EncodeState(dst []byte, c *Checkpoint) []byte {
+	tables := make(map[uint32]*TableDelta, len(c.Tables))
+	for oid, p := range c.Tables {
+		tables[oid] = &TableDelta{TableProgress: p}
+	}
+	return encodeState(dst, c.Partitions, tables)
+}
+
+// encodeState takes tables whose Again is whole.
+func encodeState(dst []byte, partitions map[string]int32, tables map[uint32]*TableDelta) []byte {
 	dst = append(dst, `{"version":"`+formatVersion+`","partitions":`...)
-	dst = appendCounts(dst, c.Partitions)
+	dst = appendCounts(dst, partitions)
+	if len(tables) > 0 {
+		dst = append(dst, `,"tables":`...)
+		dst = appendTables(dst, tables)
+	}
+	return append(dst, '}')
+}
+
+// appendTables appends tables as a JSON object, sorted by OID. Up to 64 are sorted on
+// the stack.
+func appendTables(dst []byte, tables map[uint32]*TableDelta) []byte {
+	var room [64]uint32
+	oids := slices.AppendSeq(room[:0], maps.Keys(tables))
+	slices.Sort(oids)
+	dst = append(dst, '{')
+	for i, oid := range oids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, '"')
+		dst = strconv.AppendUint(dst, uint64(oid), 10)
+		dst = append(dst, `":`...)
+		if t := tables[oid]; t == nil {
+			dst = append(dst, "null"...)
+		} else {
+			dst = appendTable(dst, &t.TableProgress, t.Again, t.AgainRead)
+		}
+	}
 	return append(dst, '}')
 }
 
@@ -132,14 +191,17 @@ func appendCounts(dst []byte, counts map[string]int32) []byte {
 // field from a zero one: lsn and state decide where a restart goes on, so their
 // absence is damage and never a default.
 type positionRecord struct {
-	LSN          *jsonLSN          `json:"lsn"`
-	CommitLSN    jsonLSN           `json:"commit_lsn"`
-	CommitTimeUS *int64            `json:"commit_time_us"`
-	Cut          *cutRecord        `json:"cut"`
-	Source       sourceRecord      `json:"source"`
-	Publications []publication     `json:"publications"`
-	State        *int64            `json:"state"`
-	Delta        map[string]*int32 `json:"delta"`
+	LSN          *jsonLSN                `json:"lsn"`
+	CommitLSN    jsonLSN                 `json:"commit_lsn"`
+	CommitTimeUS *int64                  `json:"commit_time_us"`
+	Cut          *cutRecord              `json:"cut"`
+	Source       sourceRecord            `json:"source"`
+	Publications []publication           `json:"publications"`
+	State        *int64                  `json:"state"`
+	Delta        map[string]*int32       `json:"delta"`
+	Tables       map[string]*tableRecord `json:"tables"`
+	SlotSnapshot string                  `json:"slot_snapshot"`
+	Requests     int64                   `json:"requests"`
 }
 
 type cutRecord struct {
@@ -159,51 +221,60 @@ type publication struct {
 }
 
 type stateRecord struct {
-	Partitions map[string]*int32 `json:"partitions"`
+	Partitions map[string]*int32       `json:"partitions"`
+	Tables     map[string]*tableRecord `json:"tables"`
 }
 
 // DecodePosition reads what EncodePosition wrote. The checkpoint that it returns
-// has no Partitions: decode the state record at stateOffset into it with
+// has no Partitions and no Tables: decode the state record at stateOffset into it with
 // DecodeState and set delta on top with Apply. A record of a newer major version
 // is a *VersionError.
-func DecodePosition(data []byte) (c Checkpoint, stateOffset int64, delta map[string]int32, err error) {
+func DecodePosition(data []byte) (c Checkpoint, stateOffset int64, delta Delta, err error) {
 	var r positionRecord
 	if err := decode(KeyPosition, data, &r); err != nil {
-		return Checkpoint{}, 0, nil, err
+		return Checkpoint{}, 0, Delta{}, err
 	}
+	if c, delta, err = r.checkpoint(); err != nil {
+		return Checkpoint{}, 0, Delta{}, damaged(KeyPosition, err)
+	}
+	return c, *r.State, delta, nil
+}
+
+func (r *positionRecord) checkpoint() (c Checkpoint, delta Delta, err error) {
 	switch {
 	case r.LSN == nil:
-		return Checkpoint{}, 0, nil, damaged(KeyPosition, errors.New(`"lsn" is missing`))
+		return c, delta, errors.New(`"lsn" is missing`)
 	case r.State == nil:
-		return Checkpoint{}, 0, nil, damaged(KeyPosition, errors.New(`"state" is missing`))
+		return c, delta, errors.New(`"state" is missing`)
 	case *r.State < StateBeside:
-		return Checkpoint{}, 0, nil, damaged(KeyPosition, fmt.Errorf(`"state" is %d, want an offset or %d`, *r.State, StateBeside))
+		return c, delta, fmt.Errorf(`"state" is %d, want an offset or %d`, *r.State, StateBeside)
+	case r.Requests < 0:
+		return c, delta, fmt.Errorf(`"requests" is %d, want an offset`, r.Requests)
 	}
-	c.Position = Position{LSN: LSN(*r.LSN), CommitLSN: LSN(r.CommitLSN)}
-	if r.CommitTimeUS != nil {
-		c.Position.CommitTime = time.UnixMicro(*r.CommitTimeUS).UTC()
-	}
+	c.Position = Position{LSN: LSN(*r.LSN), CommitLSN: LSN(r.CommitLSN), CommitTime: timeOf(r.CommitTimeUS)}
 	if r.Cut != nil {
 		if r.Cut.CommitLSN == nil || r.Cut.Changes == nil {
-			return Checkpoint{}, 0, nil, damaged(KeyPosition, errors.New(`"cut" is incomplete`))
+			return c, delta, errors.New(`"cut" is incomplete`)
 		}
 		c.Position.Cut = Cut{CommitLSN: LSN(*r.Cut.CommitLSN), Changes: *r.Cut.Changes}
 	}
 	if err := c.Position.Check(); err != nil {
-		return Checkpoint{}, 0, nil, damaged(KeyPosition, err)
+		return c, delta, err
 	}
 	c.Source = Source(r.Source)
 	for _, p := range r.Publications {
 		c.Publications = append(c.Publications, Publication{Name: p.Name, Horizon: LSN(p.Horizon)})
 	}
-	if delta, err = counts(r.Delta); err != nil {
-		return Checkpoint{}, 0, nil, damaged(KeyPosition, err)
+	c.SlotSnapshot, c.Requests = r.SlotSnapshot, r.Requests
+	if delta.Partitions, err = counts(r.Delta); err != nil {
+		return c, delta, err
 	}
-	return c, *r.State, delta, nil
+	delta.Tables, err = tablesOf(r.Tables, true)
+	return c, delta, err
 }
 
-// DecodeState reads what EncodeState wrote into c, replacing c.Partitions and
-// leaving the rest alone. A record of a newer major version is a *VersionError;
+// DecodeState reads what EncodeState wrote into c, replacing c.Partitions and c.Tables
+// and leaving the rest alone. A record of a newer major version is a *VersionError;
 // after an error c is as it was.
 func DecodeState(data []byte, c *Checkpoint) error {
 	var r stateRecord
@@ -217,18 +288,22 @@ func DecodeState(data []byte, c *Checkpoint) error {
 	if err != nil {
 		return damaged(KeyState, err)
 	}
-	c.Partitions = p
-	return nil
-}
-
-// Apply sets the counts of delta in c.Partitions. Setting is idempotent, so it
-// does not matter when the state record is newer than the one that delta was
-// made for and holds some of it already.
-func (c *Checkpoint) Apply(delta map[string]int32) {
-	if c.Partitions == nil {
-		c.Partitions = make(map[string]int32, len(delta))
+	list, err := tablesOf(r.Tables, false)
+	if err != nil {
+		return damaged(KeyState, err)
 	}
-	maps.Copy(c.Partitions, delta)
+	var tables map[uint32]TableProgress
+	if len(list) > 0 {
+		tables = make(map[uint32]TableProgress, len(list))
+	}
+	for oid, t := range list {
+		if len(t.AgainRead) > 0 {
+			return damaged(KeyState, fmt.Errorf(`table "%d" has "again_read", which only a position record may have`, oid))
+		}
+		tables[oid] = t.TableProgress
+	}
+	c.Partitions, c.Tables = p, tables
+	return nil
 }
 
 // decode checks the version first, so that a newer major is named as such even

@@ -12,21 +12,47 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
 
 // full is a checkpoint with every field set, and names that need escaping.
-func full() (Checkpoint, int64, map[string]int32) {
+func full() (Checkpoint, int64, *Delta) {
 	return Checkpoint{
-		Position: Position{
-			LSN: 0x16B374D848, CommitLSN: 0x16B374E000,
-			CommitTime: time.UnixMicro(1764550000119001).UTC(),
-			Cut:        Cut{CommitLSN: 0x16B374E000, Changes: 1<<64 - 1},
-		},
-		Source:       Source{SystemID: "7431870498234981234", Database: "the \"shop\"\\\n\x01é", Timeline: 3},
-		Publications: []Publication{{Name: "walrelay_shop", Horizon: 0x16B3000000}, {Name: "walrelay_shop_insert"}},
-	}, 41822, map[string]int32{"shop.public.orders": 8, "a": 1}
+			Position: Position{
+				LSN: 0x16B374D848, CommitLSN: 0x16B374E000,
+				CommitTime: time.UnixMicro(1764550000119001).UTC(),
+				Cut:        Cut{CommitLSN: 0x16B374E000, Changes: 1<<64 - 1},
+			},
+			Source:       Source{SystemID: "7431870498234981234", Database: "the \"shop\"\\\n\x01é", Timeline: 3},
+			Publications: []Publication{{Name: "walrelay_shop", Horizon: 0x16B3000000}, {Name: "walrelay_shop_insert"}},
+			SlotSnapshot: "812:815:813",
+			Requests:     41000,
+		}, 41822, &Delta{
+			Partitions: map[string]int32{"shop.public.orders": 8, "a": 1},
+			Tables: map[uint32]*TableDelta{
+				16384: {
+					TableProgress: TableProgress{
+						Table: "public.orders", State: TableReading, Key: []string{"region", "id"},
+						Ranges: []Range{{To: []string{"eu", "7"}}, {After: []string{"us", ""}, To: []string{}}, {After: []string{}}},
+						Again:  [][]string{{"\xff\x00", "é\u2028\n"}},
+						Rows:   1 << 40, Began: time.UnixMicro(1764550000119001).UTC(),
+						Request: fullRequest(),
+					},
+					AgainRead: [][]string{{"eu", "1"}, {}},
+				},
+				9:          nil,
+				4294967295: {TableProgress: TableProgress{Table: "public.\xe9", State: TableWaiting, Beside: true, Whole: true}},
+			},
+		}
+}
+
+func fullRequest() *Request {
+	return &Request{
+		ID: "20261202-105912.123-k3v9x2", Tables: []string{"public.orders", "public.\xe9"}, Where: "region = 'e\"u'",
+		Replace: true, At: time.UnixMicro(1764550000119002).UTC(),
+	}
 }
 
 func TestPositionRecordGolden(t *testing.T) {
@@ -36,14 +62,14 @@ func TestPositionRecordGolden(t *testing.T) {
 	if err != nil || gotAt != at {
 		t.Fatal(gotAt, err)
 	}
-	if d := cmp.Diff(c, got) + cmp.Diff(delta, gotDelta); d != "" {
+	if d := cmp.Diff(c, got) + cmp.Diff(delta, &gotDelta); d != "" {
 		t.Error(d)
 	}
 
 	small := Checkpoint{Position: Position{LSN: 1}, Source: Source{SystemID: "1", Database: "d", Timeline: 1}}
 	golden(t, "position-first.json", EncodePosition(nil, &small, StateBeside, nil))
 	got, gotAt, gotDelta, err = DecodePosition(read(t, "position-first.json"))
-	if err != nil || gotAt != StateBeside || gotDelta != nil {
+	if err != nil || gotAt != StateBeside || !gotDelta.IsZero() {
 		t.Fatal(gotAt, gotDelta, err)
 	}
 	if d := cmp.Diff(small, got); d != "" {
@@ -52,7 +78,11 @@ func TestPositionRecordGolden(t *testing.T) {
 }
 
 func TestStateRecordGolden(t *testing.T) {
-	c := Checkpoint{Partitions: map[string]int32{"shop.public.orders": 6, "shop.public.customers": 12}}
+	_, _, delta := full()
+	c := Checkpoint{
+		Partitions: map[string]int32{"shop.public.orders": 6, "shop.public.customers": 12},
+		Tables:     map[uint32]TableProgress{16384: delta.Tables[16384].TableProgress, 16390: {Table: "public.customers", State: TableDone, Rows: 3}},
+	}
 	golden(t, "state.json", EncodeState(nil, &c))
 	var got Checkpoint
 	if err := DecodeState(read(t, "state.json"), &got); err != nil {
@@ -61,8 +91,61 @@ func TestStateRecordGolden(t *testing.T) {
 	if d := cmp.Diff(c, got); d != "" {
 		t.Error(d)
 	}
-	if err := DecodeState(EncodeState(nil, &Checkpoint{}), &got); err != nil || got.Partitions == nil || len(got.Partitions) != 0 {
-		t.Error("no topics is a state too:", got.Partitions, err)
+	if err := DecodeState(EncodeState(nil, &Checkpoint{}), &got); err != nil || got.Partitions == nil || len(got.Partitions) != 0 || got.Tables != nil {
+		t.Error("no topics is a state too:", got, err)
+	}
+}
+
+// What the release before this one wrote.
+func TestPreviousFormatIsRead(t *testing.T) {
+	c, at, delta, err := DecodePosition(read(t, "position-1.0.json"))
+	if err != nil || at != 41822 || delta.Partitions["shop.public.orders"] != 8 || delta.Tables != nil || c.Requests != 0 || c.SlotSnapshot != "" {
+		t.Error(c, at, delta, err)
+	}
+	if err := DecodeState(read(t, "state-1.0.json"), &c); err != nil || c.Partitions["shop.public.orders"] != 6 || c.Tables != nil {
+		t.Error(c, err)
+	}
+	c.Apply(delta)
+	if c.Partitions["shop.public.orders"] != 8 || c.Tables != nil {
+		t.Error(c)
+	}
+}
+
+func TestRequestRecordGolden(t *testing.T) {
+	r := fullRequest()
+	golden(t, "request.json", EncodeRequest(nil, r))
+	got, err := DecodeRequest(r.ID, read(t, "request.json"))
+	if d := cmp.Diff(*r, got); d != "" || err != nil {
+		t.Error(d, err)
+	}
+	least := Request{ID: "x", Tables: []string{"a.b"}}
+	if got, err = DecodeRequest("x", EncodeRequest(nil, &least)); err != nil || !cmp.Equal(got, least) {
+		t.Error(got, err)
+	}
+	for _, data := range []string{"", "{}", `{"version":"1.1"}`, `{"version":"1.1","tables":[]}`, `{"version":"1.1","tables":[null]}`, `{"version":"1.1","tables":["a"],"where":null}`} {
+		if got, err := DecodeRequest("x", []byte(data)); err == nil {
+			t.Errorf("%s is read as %+v", data, got)
+		}
+	}
+	var ve *VersionError
+	if _, err := DecodeRequest("x", []byte(`{"version":"2.0","tables":7}`)); !errors.As(err, &ve) {
+		t.Error(err)
+	}
+}
+
+func TestRequestIDs(t *testing.T) {
+	at := time.Date(2026, 12, 2, 10, 59, 12, 123e6, time.UTC)
+	a, b, later := NewRequestID(at), NewRequestID(at), NewRequestID(at.Add(time.Millisecond))
+	if a == b || max(a, b) >= later || !strings.HasPrefix(a, "20261202-105912.123-") || len(a) > 26 {
+		t.Error(a, b, later)
+	}
+	if id, ok := RequestID([]byte(RequestKey(a))); id != a || !ok {
+		t.Error(id)
+	}
+	for _, key := range []string{"request", KeyPosition, ""} {
+		if _, ok := RequestID([]byte(key)); ok {
+			t.Error(key)
+		}
 	}
 }
 
@@ -85,7 +168,7 @@ func TestNewerMajorIsRefused(t *testing.T) {
 		errState := DecodeState(data, new(Checkpoint))
 		for _, err := range []error{err, errState} {
 			var ve *VersionError
-			if !errors.As(err, &ve) || ve.Version != v || !strings.Contains(err.Error(), `"`+v+`"`) || !strings.Contains(err.Error(), `"1.0"`) {
+			if !errors.As(err, &ve) || ve.Version != v || !strings.Contains(err.Error(), `"`+v+`"`) || !strings.Contains(err.Error(), `"1.1"`) {
 				t.Errorf("version %s: %v", v, err)
 			}
 		}
@@ -115,6 +198,19 @@ func TestDamagedRecordsAreErrors(t *testing.T) {
 		"null count":         `{` + good + `,"delta":{"t":null}}`,
 		"count 0":            `{` + good + `,"delta":{"t":0}}`,
 		"count out of range": `{` + good + `,"delta":{"t":4294967297}}`,
+		"requests below 0":   `{` + good + `,"requests":-1}`,
+		"no state of table":  `{` + good + `,"tables":{"1":{"table":"t","rows":0}}}`,
+		"unknown state":      `{` + good + `,"tables":{"1":{"table":"t","rows":0,"state":"x"}}}`,
+		"no rows":            `{` + good + `,"tables":{"1":{"table":"t","state":"done"}}}`,
+		"no name":            `{` + good + `,"tables":{"1":{"rows":0,"state":"done"}}}`,
+		"OID too large":      `{` + good + `,"tables":{"4294967296":null}}`,
+		"OID written oddly":  `{` + good + `,"tables":{"01":null}}`,
+		"null in a key":      `{` + good + `,"tables":{"1":{"table":"t","rows":0,"state":"reading","ranges":[{"after":[null]}]}}}`,
+		"number in a key":    `{` + good + `,"tables":{"1":{"table":"t","rows":0,"state":"reading","ranges":[{"after":[1]}]}}}`,
+		"null for a key":     `{` + good + `,"tables":{"1":{"table":"t","rows":0,"state":"reading","again":[null]}}}`,
+		"bad base64":         `{` + good + `,"tables":{"1":{"table":{"base64":"*"},"rows":0,"state":"reading"}}}`,
+		"request without id": `{` + good + `,"tables":{"1":{"table":"t","rows":0,"state":"reading","request":{"tables":["t"]}}}}`,
+		"request for nobody": `{` + good + `,"tables":{"1":{"table":"t","rows":0,"state":"reading","request":{"id":"x"}}}}`,
 	} {
 		if c, _, _, err := DecodePosition([]byte(data)); err == nil {
 			t.Errorf("position, %s: read as %+v", name, c)
@@ -123,7 +219,8 @@ func TestDamagedRecordsAreErrors(t *testing.T) {
 	if _, _, _, err := DecodePosition([]byte(`{` + good + `}`)); err != nil {
 		t.Errorf("the record that the others are bent from is good: %v", err)
 	}
-	for _, data := range []string{"", `{"version":"1.0"}`, `{"version":"1.0","partitions":null}`, `{"version":"1.0","partitions":{"t":-1}}`, `{"version":"1.0","partitions":[]}`} {
+	for _, data := range []string{"", `{"version":"1.0"}`, `{"version":"1.0","partitions":null}`, `{"version":"1.0","partitions":{"t":-1}}`, `{"version":"1.0","partitions":[]}`,
+		`{"version":"1.1","partitions":{},"tables":{"1":null}}`, `{"version":"1.1","partitions":{},"tables":{"1":{"table":"t","rows":0,"state":"reading","again_read":[["1"]]}}}`} {
 		c := Checkpoint{Partitions: map[string]int32{"kept": 1}}
 		if err := DecodeState([]byte(data), &c); err == nil || c.Partitions["kept"] != 1 {
 			t.Errorf("state %q: %v, %v", data, c, err)
@@ -169,13 +266,13 @@ func FuzzDecodePosition(f *testing.F) {
 		if err != nil {
 			return
 		}
-		out := EncodePosition(nil, &c, at, delta)
+		out := EncodePosition(nil, &c, at, &delta)
 		c2, at2, delta2, err := DecodePosition(out)
 		if err != nil || at2 != at {
 			t.Fatalf("%q reads, but %q does not: %v", data, out, err)
 		}
 		// An empty delta is left out.
-		if d := cmp.Diff(c, c2); d != "" || len(delta) != len(delta2) || len(delta) > 0 && !cmp.Equal(delta, delta2) {
+		if d := cmp.Diff(c, c2) + cmp.Diff(delta, delta2, cmpopts.EquateEmpty()); d != "" {
 			t.Fatalf("%q reads back differently: %s", data, d)
 		}
 	})
@@ -184,6 +281,8 @@ func FuzzDecodePosition(f *testing.F) {
 func FuzzDecodeState(f *testing.F) {
 	f.Add([]byte(`{"version":"1.0","partitions":{"a":1,"b":2}}`))
 	f.Add([]byte(`{"version":"1.5","partitions":{},"x":[]}`))
+	_, _, delta := full()
+	f.Add(encodeState(nil, delta.Partitions, map[uint32]*TableDelta{1: {TableProgress: delta.Tables[16384].TableProgress}}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var c, c2 Checkpoint
 		if DecodeState(data, &c) != nil {
@@ -191,6 +290,20 @@ func FuzzDecodeState(f *testing.F) {
 		}
 		out := EncodeState(nil, &c)
 		if err := DecodeState(out, &c2); err != nil || !cmp.Equal(c, c2) {
+			t.Fatalf("%q reads, %q does not: %v", data, out, err)
+		}
+	})
+}
+
+func FuzzDecodeRequest(f *testing.F) {
+	f.Add("id", EncodeRequest(nil, fullRequest()))
+	f.Fuzz(func(t *testing.T, id string, data []byte) {
+		r, err := DecodeRequest(id, data)
+		if err != nil {
+			return
+		}
+		out := EncodeRequest(nil, &r)
+		if r2, err := DecodeRequest(id, out); err != nil || !cmp.Equal(r, r2) {
 			t.Fatalf("%q reads, %q does not: %v", data, out, err)
 		}
 	})

@@ -5,15 +5,25 @@ import (
 	"maps"
 )
 
-// Limits of what a position record carries before a new state record is written.
-// Thirty-two topics keep a position record at a few kilobytes; a thousand records
-// with a delta cost more than one state record of a few thousand topics does.
+// Limits of what position records carry before a new state record is due: the entries
+// of a delta, the records that have carried one, and the bytes of those in all.
+// Thirty-two topics or tables are a few kilobytes.
+//
+// What is due is written once the deltas have cost as many bytes as the state record
+// did. So all state records together are about as large as all deltas together at the
+// most, which matters with 20,000 tables, where one has megabytes and a snapshot changes
+// some progress in every transaction.
 const (
-	DefaultMaxDelta = 32
-	DefaultMaxAge   = 1000
+	DefaultMaxDelta   = 32
+	DefaultMaxAge     = 1000
+	DefaultMaxCarried = 256 << 10
+
+	// A delta that is larger is never written: together with the position it would not
+	// fit into a topic that takes a megabyte at once, which the state record may.
+	maxDeltaBytes = 512 << 10
 )
 
-// Record is one record for the checkpoint topic.
+// Record is one record for the checkpoint topic. A nil Value is a tombstone.
 type Record struct {
 	Key   []byte
 	Value []byte
@@ -21,55 +31,64 @@ type Record struct {
 
 // Log decides what a Kafka transaction writes to the checkpoint topic: always a
 // position record, and now and then a state record in front of it. It is pure (no
-// I/O, no clock) and holds the partition counts of the topics written to.
+// I/O, no clock) and holds the partition counts of the topics written to, and the
+// progress of the tables.
 //
 // What must hold:
 //
 //  1. Records and Committed alternate with the transactions: Records, produce all
 //     of them in order, commit, Committed. Records again without Committed means
-//     that the transaction in between was aborted; nothing of it is built upon.
+//     that the transaction in between was aborted; nothing of it is built upon, and
+//     what its checkpoint said of tables is forgotten.
 //  2. After an unknown outcome the Log is thrown away and a new one is made from
 //     what Load finds (DESIGN, invariant 5).
 //  3. A position record names a state record that is committed before it or with
-//     it, and carries every count set since. So the first state record at or after
-//     the named offset, with the delta on top, gives the counts, even after
+//     it, and carries everything set since. So the first state record at or after
+//     the named offset, with the delta on top, gives the whole, even after
 //     compaction has replaced the named one.
 //
 // A Log belongs to one goroutine.
 type Log struct {
 	counts      map[string]int32 // every topic, as the caller set it
-	delta       map[string]int32 // those set since the committed state record
-	stateOffset int64            // of the committed state record; StateBeside: none yet
-	age         int              // committed position records with a delta since then
-	last        Position         // committed
+	tables      tableLog
+	delta       Delta    // since the committed state record, with what the transaction under way changes
+	stateOffset int64    // of the committed state record; StateBeside: none yet
+	stateBytes  int      // its size
+	age         int      // committed position records with a delta since then
+	carried     int      // bytes of their deltas
+	last        Position // committed
 
 	// What the last call of Records put into the transaction under way.
-	pending   Position
-	sentState bool
-	sentDelta map[string]int32 // the part of delta that the state record holds
+	pending    Position
+	deltaBytes int
+	sentState  bool
+	sentDelta  map[string]int32 // the part of delta.Partitions that the state record holds
 
-	maxDelta int
-	maxAge   int
+	maxDelta   int
+	maxAge     int
+	maxCarried int
 
 	position []byte // buffers of the records, reused
 	state    []byte
-	records  [2]Record
+	records  []Record
 	keys     [2][]byte
 }
 
 // NewLog makes a Log that continues after last, which is what Load found, or a
 // checkpoint made for a first start. Its first transaction writes a state record:
-// one small record a start, and no start depends on one that an older run wrote.
+// one a start, and no start depends on one that an older run wrote.
 func NewLog(last Checkpoint) *Log {
 	l := &Log{
 		counts:      maps.Clone(last.Partitions),
-		delta:       make(map[string]int32),
+		tables:      newTableLog(last.Tables),
 		stateOffset: StateBeside,
 		last:        last.Position,
 		maxDelta:    DefaultMaxDelta,
 		maxAge:      DefaultMaxAge,
+		maxCarried:  DefaultMaxCarried,
 		keys:        [2][]byte{[]byte(KeyState), []byte(KeyPosition)},
 	}
+	l.delta = Delta{Partitions: make(map[string]int32), Tables: make(map[uint32]*TableDelta)}
 	if l.counts == nil {
 		l.counts = make(map[string]int32)
 	}
@@ -84,15 +103,16 @@ func (l *Log) SetPartitions(topic string, count int32) (old int32) {
 		return old
 	}
 	l.counts[topic] = count
-	l.delta[topic] = count
+	l.delta.Partitions[topic] = count
 	return old
 }
 
 // Partitions gives the count noted for topic, 0 for none.
 func (l *Log) Partitions(topic string) int32 { return l.counts[topic] }
 
-// Records gives the one or two records that the transaction with the checkpoint c
-// must write, in this order, to partition 0 of the checkpoint topic. The partition
+// Records gives the records that the transaction with the checkpoint c must write, in
+// this order, to partition 0 of the checkpoint topic: tombstones of the requests that
+// are taken over, the state record where one is due, the position record. The partition
 // counts are the Log's own; c.Partitions is not looked at. The records are valid
 // until the next call.
 //
@@ -106,26 +126,31 @@ func (l *Log) Records(c *Checkpoint) ([]Record, error) {
 		return nil, fmt.Errorf("write checkpoint: position %s is before the committed one, %s (%w)", c.Position, l.last, ErrBroken)
 	}
 	l.pending = c.Position
-	l.sentState = l.stateDue()
-	at, delta := l.stateOffset, l.delta
-	l.records[0] = Record{Key: l.keys[0]}
-	if l.sentState {
-		l.sentDelta = maps.Clone(l.delta)
-		l.state = EncodeState(l.state[:0], &Checkpoint{Partitions: l.counts})
-		l.records[0].Value = l.state
-		at, delta = StateBeside, nil
+	l.tables.stage(c.Tables)
+	l.tables.delta(l.delta.Tables)
+	l.records = l.records[:0]
+	for _, id := range c.TakenOver {
+		l.records = append(l.records, Record{Key: []byte(RequestKey(id))})
 	}
-	l.position = EncodePosition(l.position[:0], c, at, delta)
-	l.records[1] = Record{Key: l.keys[1], Value: l.position}
-	if l.sentState {
-		return l.records[:], nil
+	l.position, l.deltaBytes = encodePosition(l.position[:0], c, l.stateOffset, &l.delta)
+	if l.sentState = l.stateDue(); l.sentState {
+		l.sentDelta = maps.Clone(l.delta.Partitions)
+		l.state = encodeState(l.state[:0], l.counts, l.tables.whole())
+		l.position, l.deltaBytes = encodePosition(l.position[:0], c, StateBeside, nil)
+		l.records = append(l.records, Record{Key: l.keys[0], Value: l.state})
 	}
-	return l.records[1:], nil
+	l.records = append(l.records, Record{Key: l.keys[1], Value: l.position})
+	return l.records, nil
 }
 
-// stateDue tells whether the next transaction writes a state record.
+// stateDue tells whether the transaction under way writes a state record.
 func (l *Log) stateDue() bool {
-	return l.stateOffset == StateBeside || len(l.delta) > l.maxDelta || l.age >= l.maxAge
+	if l.stateOffset == StateBeside || l.deltaBytes > maxDeltaBytes {
+		return true
+	}
+	entries, carried := len(l.delta.Partitions)+len(l.delta.Tables), l.carried+l.deltaBytes
+	due := entries > l.maxDelta || l.age >= l.maxAge || carried > l.maxCarried
+	return due && carried >= l.stateBytes
 }
 
 // Committed notes that the transaction with the records of the last call of
@@ -133,19 +158,21 @@ func (l *Log) stateDue() bool {
 // appended; it is ignored when there was none.
 func (l *Log) Committed(stateOffset int64) {
 	l.last = l.pending
+	l.tables.commit(l.sentState)
 	if !l.sentState {
-		if len(l.delta) > 0 {
+		if l.deltaBytes > 0 {
 			l.age++
+			l.carried += l.deltaBytes
 		}
 		return
 	}
 	// Counts may have been set while the transaction was under way; those are not
 	// in the state record and stay in the delta.
 	for topic, n := range l.sentDelta {
-		if l.delta[topic] == n {
-			delete(l.delta, topic)
+		if l.delta.Partitions[topic] == n {
+			delete(l.delta.Partitions, topic)
 		}
 	}
-	l.stateOffset, l.age = stateOffset, 0
+	l.stateOffset, l.stateBytes, l.age, l.carried = stateOffset, len(l.state), 0, 0
 	l.sentState, l.sentDelta = false, nil
 }

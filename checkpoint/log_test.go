@@ -3,8 +3,14 @@ package checkpoint
 import (
 	"fmt"
 	"maps"
+	"reflect"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 )
 
@@ -79,15 +85,67 @@ func (l *topicLog) load() (c Checkpoint, found bool, err error) {
 	return c, false, nil
 }
 
+// progressGen draws the progress of a table after old: keys of Again mostly leave
+// anywhere and come at the end.
+func progressGen(t *rapid.T, old TableProgress) TableProgress {
+	text := rapid.SampledFrom([]string{"", "1", "a\"b", "\xff", "é", "long " + strings.Repeat("x", 30)})
+	key := rapid.SliceOfN(text, 0, 2)
+	maybe := func(what string) []string {
+		if rapid.Bool().Draw(t, what) {
+			return nil
+		}
+		return key.Draw(t, what)
+	}
+	if old.State != "" && rapid.IntRange(0, 4).Draw(t, "take out") == 0 {
+		return TableProgress{}
+	}
+	p := TableProgress{
+		Table: "public." + text.Draw(t, "table"),
+		State: rapid.SampledFrom([]TableState{TableWaiting, TablePending, TableReading, TableDone}).Draw(t, "state"),
+		Key:   maybe("key"),
+		Whole: rapid.Bool().Draw(t, "whole"),
+		Rows:  rapid.Int64Range(0, 9).Draw(t, "rows"),
+	}
+	for range rapid.IntRange(0, 2).Draw(t, "ranges") {
+		p.Ranges = append(p.Ranges, Range{After: maybe("after"), To: maybe("to")})
+	}
+	for _, k := range old.Again {
+		if rapid.IntRange(0, 3).Draw(t, "keep") > 0 {
+			p.Again = append(p.Again, k)
+		}
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "new keys") {
+		k := key.Draw(t, "again")
+		if !slices.ContainsFunc(p.Again, func(o []string) bool { return slices.Equal(o, k) }) {
+			p.Again = append(p.Again, k)
+		}
+	}
+	if len(p.Again) > 1 && rapid.IntRange(0, 4).Draw(t, "reorder") == 0 {
+		slices.Reverse(p.Again)
+	}
+	if rapid.Bool().Draw(t, "began") {
+		p.Began = time.UnixMicro(rapid.Int64Range(1, 9).Draw(t, "at")).UTC()
+	}
+	if rapid.Bool().Draw(t, "request") {
+		p.Request = &Request{ID: text.Draw(t, "id") + "x", Tables: []string{text.Draw(t, "asked")}, Where: text.Draw(t, "where")}
+	}
+	return p
+}
+
 // Whatever happens between starts, a start finds the last committed checkpoint
-// with the partition counts as they were then.
-func TestLogAlwaysLeadsToTheCounts(t *testing.T) {
+// with the partition counts and the tables as they were then.
+func TestLogAlwaysLeadsToTheWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var topic topicLog
 		want := Checkpoint{}
-		l := NewLog(want)
-		l.maxDelta, l.maxAge = 2, 5
+		newLog := func(c Checkpoint) *Log {
+			l := NewLog(c)
+			l.maxDelta, l.maxAge, l.maxCarried = 2, 5, 800
+			return l
+		}
+		l := newLog(want)
 		now := map[string]int32{}
+		tables := map[uint32]TableProgress{}
 		lsn := LSN(1)
 		set := func() {
 			name := fmt.Sprint("t", rapid.IntRange(0, 6).Draw(t, "topic"))
@@ -97,51 +155,82 @@ func TestLogAlwaysLeadsToTheCounts(t *testing.T) {
 			}
 			now[name] = n
 		}
+		records := func(at LSN) ([]Record, map[uint32]TableProgress) {
+			c := Checkpoint{Position: Position{LSN: at}, Tables: map[uint32]TableProgress{}}
+			after := maps.Clone(tables)
+			for range rapid.IntRange(0, 3).Draw(t, "tables") {
+				oid := rapid.Uint32Range(1, 6).Draw(t, "oid")
+				p := progressGen(t, tables[oid])
+				c.Tables[oid] = p
+				after[oid] = deepCopy(map[uint32]TableProgress{oid: p})[oid]
+				if p.State == "" {
+					delete(after, oid)
+				}
+			}
+			out, err := l.Records(&c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range c.Tables { // what the caller does with it later is its own business
+				clear(p.Ranges)
+				clear(p.Again)
+			}
+			return out, after
+		}
+		check := func() Checkpoint {
+			c, found, err := topic.load()
+			if err != nil || found == want.Position.IsZero() {
+				t.Fatalf("found %v, %v; want %v", found, err, want)
+			}
+			if d := cmp.Diff(want, c, emptyIsNil); d != "" {
+				t.Fatal(d)
+			}
+			return c
+		}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			switch rapid.SampledFrom([]string{"set", "commit", "commit", "commit during set", "abort", "compact", "restart"}).Draw(t, "step") {
+			switch rapid.SampledFrom([]string{"set", "commit", "commit", "commit", "abort", "compact", "restart"}).Draw(t, "step") {
 			case "set":
 				set()
-			case "commit", "commit during set":
+			case "commit":
 				lsn++
-				records, err := l.Records(&Checkpoint{Position: Position{LSN: lsn}})
-				if err != nil {
-					t.Fatal(err)
-				}
-				want = Checkpoint{Position: Position{LSN: lsn}, Partitions: maps.Clone(now)}
-				at := topic.write(records, true)
+				out, after := records(lsn)
+				tables = after
+				want = Checkpoint{Position: Position{LSN: lsn}, Partitions: maps.Clone(now), Tables: deepCopy(after)}
+				at := topic.write(out, true)
 				if rapid.Bool().Draw(t, "set meanwhile") {
 					set()
 				}
 				l.Committed(at)
 			case "abort":
-				records, err := l.Records(&Checkpoint{Position: Position{LSN: lsn + 100}})
-				if err != nil {
-					t.Fatal(err)
-				}
-				topic.write(records, false)
+				out, _ := records(lsn + 100)
+				topic.write(out, false)
 			case "compact":
 				topic.compact(rapid.Int64Range(0, topic.next).Draw(t, "before"))
 			case "restart":
-				c, found, err := topic.load()
-				if err != nil || found == want.Position.IsZero() {
-					t.Fatalf("found %v, %v; want %v", found, err, want)
-				}
-				if c.Position != want.Position || !maps.Equal(c.Partitions, want.Partitions) {
-					t.Fatalf("loaded %v, want %v", c, want)
-				}
-				l = NewLog(c)
-				l.maxDelta, l.maxAge = 2, 5
-				now = maps.Clone(c.Partitions)
-				if now == nil {
+				c := check()
+				l = newLog(c)
+				if now = maps.Clone(c.Partitions); now == nil {
 					now = map[string]int32{}
+				}
+				if tables = deepCopy(c.Tables); tables == nil {
+					tables = map[uint32]TableProgress{}
 				}
 			}
 		}
-		c, _, err := topic.load()
-		if err != nil || c.Position != want.Position || !maps.Equal(c.Partitions, want.Partitions) {
-			t.Fatalf("loaded %v, %v, want %v", c, err, want)
-		}
+		check()
 	})
+}
+
+// emptyIsNil takes what is empty for nil, but for keys, where that matters.
+var emptyIsNil = cmp.FilterPath(func(p cmp.Path) bool { return p.Last().Type() != reflect.TypeFor[[]string]() }, cmpopts.EquateEmpty())
+
+func deepCopy(tables map[uint32]TableProgress) map[uint32]TableProgress {
+	out := maps.Clone(tables)
+	for oid, p := range out {
+		p.Ranges, p.Again = slices.Clone(p.Ranges), slices.Clone(p.Again)
+		out[oid] = p
+	}
+	return out
 }
 
 func mustRecords(t *testing.T, l *Log, lsn LSN) []Record {
@@ -210,20 +299,163 @@ func TestLogRefusesPositionsThatGoBack(t *testing.T) {
 	}
 }
 
+// reading is a snapshot at work: n tables, of which some are being read.
+func reading(n int) Checkpoint {
+	c := Checkpoint{Tables: map[uint32]TableProgress{}}
+	for i := range n {
+		c.Tables[uint32(16384+i)] = TableProgress{Table: fmt.Sprintf("public.table_%d", i), State: TableDone, Rows: 123456, Began: time.UnixMicro(1764550000119001)}
+	}
+	return c
+}
+
+func step(oid uint32, row int) TableProgress {
+	return TableProgress{
+		Table: fmt.Sprintf("public.table_%d", oid), State: TableReading, Key: []string{"id"},
+		Ranges: []Range{{After: []string{fmt.Sprint(row)}, To: []string{"99999999"}}, {After: []string{"99999999"}}},
+		Rows:   int64(row), Began: time.UnixMicro(1764550000119001),
+	}
+}
+
+// With the progress of four tables in every transaction, position records stay small
+// and state records rare, however large.
+func TestLogIsCheapWhileTablesAreRead(t *testing.T) {
+	for _, n := range []int{4, 20000} {
+		l := NewLog(reading(n))
+		mustRecords(t, l, 1)
+		l.Committed(1)
+		state := l.stateBytes
+		var states, stateBytes, positions int
+		const transactions = 10000
+		for i := range transactions {
+			c := Checkpoint{Position: Position{LSN: LSN(2 + i)}, Tables: map[uint32]TableProgress{}}
+			for oid := range uint32(4) {
+				c.Tables[16384+oid] = step(oid, i)
+			}
+			r, err := l.Records(&c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(r) == 2 {
+				states++
+				stateBytes += len(r[0].Value)
+			}
+			positions += len(r[len(r)-1].Value)
+			l.Committed(int64(i))
+		}
+		t.Logf("%d tables: state record of %d bytes written %d times in %d transactions, position records of %d bytes on average", n, state, states, transactions, positions/transactions)
+		if positions/transactions > 1000 || states > transactions/100 || stateBytes > positions {
+			t.Errorf("%d tables: %d bytes of positions, %d state records of %d bytes in all", n, positions, states, stateBytes)
+		}
+	}
+}
+
+// A busy stream that leaves incomplete changes: keys gather by the thousand, and no
+// transaction repeats them all.
+func TestLogRepeatsFewKeysOfAgain(t *testing.T) {
+	l := NewLog(reading(20))
+	p := step(0, 0)
+	total, most := 0, 0
+	const transactions, behind = 8000, 5000
+	for i := range transactions {
+		p.Again = append(p.Again, []string{fmt.Sprintf("customer-%08d", i)})
+		if len(p.Again) > behind {
+			p.Again = slices.Delete(slices.Clone(p.Again), 7, 8)
+		}
+		r, err := l.Records(&Checkpoint{Position: Position{LSN: LSN(1 + i)}, Tables: map[uint32]TableProgress{16384: p}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range r {
+			total += len(x.Value)
+		}
+		most = max(most, len(r[len(r)-1].Value))
+		l.Committed(int64(i))
+	}
+	t.Logf("%d bytes a transaction, the largest position record %d; all keys are %d", total/transactions, most, l.stateBytes)
+	if total/transactions > 4<<10 || most > 16<<10 {
+		t.Error("the keys are repeated")
+	}
+}
+
+// What is too large for a position record is in the state record, also where it is
+// new in every transaction.
+func TestLogKeepsPositionRecordsBelowTheirLimit(t *testing.T) {
+	l := NewLog(reading(20000))
+	for i := range 30 {
+		p := step(0, i)
+		for j := range 300 {
+			p.Ranges = append(p.Ranges, Range{After: []string{strings.Repeat("k", 2500), fmt.Sprint(i, j)}})
+		}
+		r, err := l.Records(&Checkpoint{Position: Position{LSN: LSN(1 + i)}, Tables: map[uint32]TableProgress{16384: p}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(r[len(r)-1].Value); n > maxDeltaBytes+1000 {
+			t.Errorf("position record of %d bytes", n)
+		}
+		l.Committed(int64(i))
+	}
+}
+
+func TestLogWritesTombstonesOfRequests(t *testing.T) {
+	l := NewLog(Checkpoint{})
+	r, err := l.Records(&Checkpoint{TakenOver: []string{"a", "b"}})
+	if err != nil || len(r) != 4 {
+		t.Fatal(r, err)
+	}
+	for i, key := range []string{"request/a", "request/b", KeyState, KeyPosition} {
+		if string(r[i].Key) != key || (r[i].Value == nil) != (i < 2) {
+			t.Errorf("record %d is %q: %q", i, r[i].Key, r[i].Value)
+		}
+	}
+	l.Committed(2)
+	if r := mustRecords(t, l, 1); len(r) != 1 {
+		t.Error("a tombstone is written once:", r)
+	}
+}
+
+func BenchmarkLogRecords(b *testing.B) {
+	l := NewLog(reading(100))
+	c := Checkpoint{Tables: map[uint32]TableProgress{}}
+	for oid := range uint32(4) {
+		c.Tables[16384+oid] = step(oid, 1)
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		c.Position.LSN++
+		if _, err := l.Records(&c); err != nil {
+			b.Fatal(err)
+		}
+		l.Committed(int64(i))
+	}
+}
+
+func BenchmarkStateRecordOf20000Tables(b *testing.B) {
+	c := reading(20000)
+	b.ReportAllocs()
+	for b.Loop() {
+		l := NewLog(c)
+		if _, err := l.Records(&c); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func TestLogRecordsDoesNotAllocate(t *testing.T) {
 	l := NewLog(Checkpoint{})
 	c, _, _ := full()
 	l.SetPartitions("a", 1)
-	step := func() {
+	c.Tables = map[uint32]TableProgress{1: step(1, 1), 2: step(2, 1)}
+	transaction := func() {
 		if _, err := l.Records(&c); err != nil {
 			t.Fatal(err)
 		}
 		l.Committed(1)
 	}
-	step()
+	transaction()
 	l.SetPartitions("b", 1)
-	step()
-	if n := testing.AllocsPerRun(100, step); n != 0 {
+	transaction()
+	if n := testing.AllocsPerRun(100, transaction); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

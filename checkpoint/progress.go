@@ -29,13 +29,14 @@ type TableProgress struct {
 	// Ranges are those not finished; nil before the first chunk and when all are read.
 	Ranges []Range
 	// Again holds keys whose rows are to be read once more before the table is done,
-	// because an incomplete change went out without them.
+	// because an incomplete change went out without them. Each stands there once; new
+	// ones come at the end.
 	Again [][]string
 	// Whole tells that the table is read in one piece, which a restart begins again.
 	Whole bool
-	// Recent tells that of an outbox table only rows that changed since the creation of
-	// the slot are still to be read.
-	Recent bool
+	// Beside tells that the stream runs beside an outbox table's rows, and no longer waits
+	// until those from before the slot are out.
+	Beside bool
 	Rows   int64 // delivered as reads so far
 	// Began is when the first chunk was ordered; zero before.
 	Began time.Time

@@ -111,7 +111,7 @@ func ReadDatabase(ctx context.Context, conn *pgx.Conn) (Database, error) {
 	if err != nil {
 		return Database{}, fmt.Errorf("read database: %w", err)
 	}
-	d.WALEnd = recordEnd(lsn, uint64(block), uint64(segment))
+	d.WALEnd = RecordEnd(lsn, uint64(block), uint64(segment))
 	if d.TransactionEnd, err = parseXID(transition); err != nil {
 		return Database{}, fmt.Errorf("read database: %w", err)
 	}
@@ -128,10 +128,10 @@ const (
 	longPageHeader  = 40 // SizeOfXLogLongPHD, at the start of every segment
 )
 
-// recordEnd turns an insert position into the end of the last record. Directly behind
+// RecordEnd turns an insert position into the end of the last record. Directly behind
 // a page header they differ: nothing of that page is used yet, so the record before
 // ended at the page's start or earlier, and that is as far as an idle stream ever gets.
-func recordEnd(insert checkpoint.LSN, block, segment uint64) checkpoint.LSN {
+func RecordEnd(insert checkpoint.LSN, block, segment uint64) checkpoint.LSN {
 	l := uint64(insert)
 	switch {
 	case block == 0 || segment == 0:
@@ -386,4 +386,62 @@ func TextRows(ctx context.Context, conn *pgx.Conn, sql string) ([][][]byte, erro
 		return nil, fmt.Errorf("query gave %d results, want 1", len(results))
 	}
 	return results[0].Rows, results[0].Err
+}
+
+// NotNullColumns gives a table's columns that are declared NOT NULL.
+func NotNullColumns(ctx context.Context, conn *pgx.Conn, oid uint32) ([]string, error) {
+	var columns []string
+	err := conn.QueryRow(ctx, `
+SELECT coalesce(array_agg(a.attname::text ORDER BY a.attnum), '{}')
+  FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = $1 AND a.attnum > 0 AND a.attnotnull AND NOT a.attisdropped`, oid).Scan(&columns)
+	if err != nil {
+		return nil, fmt.Errorf("read NOT NULL columns: %w", err)
+	}
+	return columns, nil
+}
+
+// HasRows tells whether a table holds any row.
+func HasRows(ctx context.Context, conn *pgx.Conn, schema, table string) (bool, error) {
+	var rows bool
+	err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+pgx.Identifier{schema, table}.Sanitize()+")").Scan(&rows)
+	if err != nil {
+		return false, fmt.Errorf("look for rows in %s.%s: %w", schema, table, err)
+	}
+	return rows, nil
+}
+
+// Access is what our role may do with a table.
+type Access struct {
+	OID    uint32
+	Name   string
+	Quoted string // schema and table, as SQL
+	Role   string // our role, as SQL
+	Select bool
+	// RowSecurity tells that a policy filters what our role reads.
+	RowSecurity bool
+}
+
+// ReadAccess tells what our role may do with tables.
+func ReadAccess(ctx context.Context, conn *pgx.Conn, oids []uint32) ([]Access, error) {
+	if len(oids) == 0 {
+		return nil, nil
+	}
+	rows, err := conn.Query(ctx, `
+SELECT c.oid, c.relname::text, quote_ident(n.nspname) || '.' || quote_ident(c.relname), quote_ident(current_user),
+       has_schema_privilege(n.oid, 'USAGE') AND (has_table_privilege(c.oid, 'SELECT') OR has_any_column_privilege(c.oid, 'SELECT')),
+       row_security_active(c.oid)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = ANY($1) ORDER BY n.nspname, c.relname`, oids)
+	if err != nil {
+		return nil, fmt.Errorf("read privileges on tables: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (a Access, err error) {
+		err = row.Scan(&a.OID, &a.Name, &a.Quoted, &a.Role, &a.Select, &a.RowSecurity)
+		return a, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read privileges on tables: %w", err)
+	}
+	return list, nil
 }

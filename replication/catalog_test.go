@@ -178,8 +178,8 @@ func TestRecordEndIsWhatAnIdleStreamReaches(t *testing.T) {
 		{0x30020F8, 0x30020F8},           // anywhere else
 		{0x100000000028, 0x100000000000}, // beyond 4 GiB
 	} {
-		if got := recordEnd(tt.insert, 8192, 16<<20); got != tt.want {
-			t.Errorf("recordEnd(%s) = %s, want %s", tt.insert, got, tt.want)
+		if got := RecordEnd(tt.insert, 8192, 16<<20); got != tt.want {
+			t.Errorf("RecordEnd(%s) = %s, want %s", tt.insert, got, tt.want)
 		}
 	}
 }

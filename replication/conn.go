@@ -198,6 +198,11 @@ func afterConnect(ctx context.Context, conn *pgconn.PgConn) error {
 	return err
 }
 
+// ServerMajor is the server's major version, such as 18.
+func ServerMajor(conn *pgconn.PgConn) int {
+	return majorVersion(conn.ParameterStatus("server_version"))
+}
+
 // majorVersion reads the number before the first dot of server_version, such as
 // "15.8 (Debian 15.8-1)" or "18beta1"; 0 when there is none.
 func majorVersion(serverVersion string) int {

@@ -49,9 +49,12 @@ const (
 	codeUndefinedObject       = "42704"
 	codeObjectInUse           = "55006"
 	codeLockNotAvailable      = "55P03"
+	codeSerializationFailure  = "40001"
 	codeConfigurationLimit    = "53400"
 	codeQueryCanceled         = "57014"
 	codeObjectNotReady        = "55000" // object_not_in_prerequisite_state
+	codeAdminShutdown         = "57P01"
+	codeCannotConnectNow      = "57P03"
 )
 
 func hasCode(err error, code string) bool {
@@ -229,3 +232,9 @@ func (e *DecodingError) Error() string {
 
 // Unwrap gives the server's error.
 func (e *DecodingError) Unwrap() error { return e.Err }
+
+// IsShutdown tells that the server is shutting down: it takes no connections any more,
+// or has ended this one.
+func IsShutdown(err error) bool {
+	return hasCode(err, codeCannotConnectNow) || hasCode(err, codeAdminShutdown)
+}

@@ -109,6 +109,33 @@ func OpenHorizon(ctx context.Context, conn *pgx.Conn) (checkpoint.XID, error) {
 	return parseXID(text)
 }
 
+// RunningBound is OpenHorizon for where nothing must be written: it takes no xid. Every
+// transaction that has an xid now, in any database, prepared ones included, has a smaller
+// one than the bound, and whoever gets one later has none below it. Not to be called in a
+// transaction that has an xid of its own.
+//
+// It is the counter's next value. pg_snapshot_xmax is not: that is one past the last
+// transaction that completed. No view lists all of the running ones either, since an xid
+// is assigned before it is shown anywhere. But age() counts from the counter itself,
+// which is read under the lock that assigns.
+func RunningBound(ctx context.Context, conn *pgx.Conn) (checkpoint.XID, error) {
+	var (
+		age  int32
+		xmax string
+	)
+	// 3 is the first xid of a cluster, and any other would do: age() wraps as xids do.
+	err := conn.QueryRow(ctx, `SELECT pg_catalog.age('3'::pg_catalog.xid), pg_snapshot_xmax(pg_current_snapshot())::text`).Scan(&age, &xmax)
+	if err != nil {
+		return 0, fmt.Errorf("read the next xid: %w", err)
+	}
+	near, err := parseXID(xmax)
+	if err != nil {
+		return 0, fmt.Errorf("read the next xid: %w", err)
+	}
+	const first = 3
+	return widen(uint32(age)+first, near), nil
+}
+
 // HorizonReached tells whether every transaction that was running when the horizon was
 // opened has ended, those of other databases and prepared ones included, and then
 // gives the horizon: a WAL LSN after which no change is decoded with the catalog from
@@ -147,7 +174,7 @@ func HorizonReached(ctx context.Context, conn *pgx.Conn, bound checkpoint.XID) (
 	if err != nil {
 		return 0, false, nil, fmt.Errorf("read horizon: %w", err)
 	}
-	return recordEnd(lsn, uint64(block), uint64(segment)), true, nil, nil
+	return RecordEnd(lsn, uint64(block), uint64(segment)), true, nil, nil
 }
 
 func parseXID(text string) (checkpoint.XID, error) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walrelay/walrelay/checkpoint"
 )
@@ -139,9 +140,21 @@ func value[T any](p *T) T {
 	return *p
 }
 
-// CreateSlot creates the logical slot and gives its consistent point: every
-// transaction that commits after it is decoded in full. From PostgreSQL 17 on the slot
-// is failover-enabled when failover is set; older servers do not know that.
+// NewSlot is what a slot begins with.
+type NewSlot struct {
+	// LSN is the consistent point: every transaction that commits after it is decoded in
+	// full.
+	LSN checkpoint.LSN
+	// Snapshot is the MVCC snapshot at that point, as pg_current_snapshot() prints it: the
+	// transactions that it sees are not in the stream, and all others are, once they
+	// commit. It lists as running whatever had not committed by then, aborted ones
+	// included. Empty where it is not known: the server could not build it, or the
+	// connection was lost.
+	Snapshot string
+}
+
+// CreateSlot creates the logical slot. From PostgreSQL 17 on it is failover-enabled when
+// failover is set; older servers do not know that.
 //
 // The publications must exist before (see Sync). The server waits for all transactions
 // that run when it starts, in every database; while it does, report is told which,
@@ -150,28 +163,50 @@ func value[T any](p *T) T {
 // When ctx ends, the query is cancelled in the server, which drops the unfinished
 // slot. A slot that was finished just then is kept and returned without an error: it
 // is the caller's, and a later start adopts it.
-func CreateSlot(ctx context.Context, connect Connector, name string, failover bool, report func([]RunningTransaction)) (checkpoint.LSN, error) {
-	conn, err := connect(ctx)
+func CreateSlot(ctx context.Context, connect Connector, name string, failover bool, report func([]RunningTransaction)) (NewSlot, error) {
+	slot, err := createSlot(ctx, connect, name, failover, true, report)
+	if hasCode(err, codeSerializationFailure) {
+		// More transactions are between the snapshot's bounds than a snapshot can hold.
+		slot, err = createSlot(ctx, connect, name, failover, false, report)
+	}
+	return slot, err
+}
+
+// createSlot creates the slot on a walsender connection, since only that exports the
+// snapshot.
+func createSlot(ctx context.Context, connect Connector, name string, failover, export bool, report func([]RunningTransaction)) (NewSlot, error) {
+	var user string
+	conn, err := connect(ctx, func(c *pgconn.Config) {
+		c.RuntimeParams["replication"] = "database"
+		user = c.User
+	})
 	if err != nil {
-		return 0, err
+		if noReplicationRight(err) {
+			return NewSlot{}, refuseReplicationRight(user, err)
+		}
+		return NewSlot{}, err
 	}
-	query := "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot($1, $2)"
-	if failover && majorVersion(conn.PgConn().ParameterStatus("server_version")) >= 17 {
-		query = "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot($1, $2, failover => true)"
-	}
-	pid, user := conn.PgConn().PID(), conn.Config().User
+	pid, query := conn.PgConn().PID(), createSQL(ServerMajor(conn.PgConn()), name, failover, export)
 	// pgx answers a cancelled context by closing the socket, which a waiting backend
 	// does not notice: it would finish the slot for nobody. So the query runs under a
 	// context of its own, and is cancelled by a cancel request.
 	queryCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	type result struct {
-		lsn string
-		err error
+		lsn, exported string
+		err           error
 	}
 	done := make(chan result, 1)
 	go func() {
 		var r result
-		r.err = conn.QueryRow(queryCtx, query, name, Plugin).Scan(&r.lsn)
+		rows, err := TextRows(queryCtx, conn, query)
+		switch {
+		case err != nil:
+			r.err = err
+		case len(rows) != 1 || len(rows[0]) < 3:
+			r.err = fmt.Errorf("the server answered with %d rows", len(rows))
+		default:
+			r.lsn, r.exported = string(rows[0][1]), string(rows[0][2])
+		}
 		done <- r
 	}()
 	var got result
@@ -180,18 +215,65 @@ func CreateSlot(ctx context.Context, connect Connector, name string, failover bo
 		got = cancelCreation(ctx, connect, conn, pid, done)
 	}
 	stop()
-	closeQuietly(ctx, conn)
+	defer closeQuietly(ctx, conn) // the exported snapshot lives as long as this
 	if got.err != nil {
 		if ctx.Err() != nil {
-			return 0, fmt.Errorf("create slot %s: %w", name, context.Cause(ctx))
+			return NewSlot{}, fmt.Errorf("create slot %s: %w", name, context.Cause(ctx))
 		}
-		return 0, createFailure(name, user, got.err)
+		return NewSlot{}, createFailure(name, user, got.err)
 	}
 	lsn, err := checkpoint.ParseLSN(got.lsn)
 	if err != nil {
-		return 0, fmt.Errorf("create slot %s: %w", name, err)
+		return NewSlot{}, fmt.Errorf("create slot %s: %w", name, err)
 	}
-	return lsn, nil
+	slot := NewSlot{LSN: lsn}
+	if got.exported != "" {
+		// Not having it is no failure: the slot is there, and whoever needs the snapshot
+		// must do without after every restart anyway.
+		slot.Snapshot, _ = importSnapshot(ctx, connect, got.exported)
+	}
+	return slot, nil
+}
+
+// createSQL is the walsender's command; 15 brought the options in parentheses.
+func createSQL(major int, name string, failover, export bool) string {
+	query := "CREATE_REPLICATION_SLOT " + quote(name) + " LOGICAL " + Plugin
+	switch {
+	case major < 15 && export:
+		return query + " EXPORT_SNAPSHOT"
+	case major < 15:
+		return query + " NOEXPORT_SNAPSHOT"
+	case export:
+		query += " (SNAPSHOT 'export'"
+	default:
+		query += " (SNAPSHOT 'nothing'"
+	}
+	if failover && major >= 17 {
+		query += ", FAILOVER true"
+	}
+	return query + ")"
+}
+
+// importSnapshot reads an exported snapshot's text.
+func importSnapshot(ctx context.Context, connect Connector, exported string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelBudget)
+	defer cancel()
+	conn, err := connect(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer closeQuietly(ctx, conn)
+	results, err := conn.PgConn().Exec(ctx, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT "+quoteLiteral(exported)+
+		"; SELECT pg_catalog.pg_current_snapshot()::text; COMMIT").ReadAll()
+	if err != nil {
+		return "", err
+	}
+	for _, r := range results {
+		if len(r.Rows) == 1 {
+			return string(r.Rows[0][0]), nil
+		}
+	}
+	return "", errors.New("the server gave no snapshot")
 }
 
 // watchCreation waits for the result and reports what the server waits for; false

@@ -36,7 +36,7 @@ func TestCreateReadAndDropSlot(t *testing.T) {
 		if _, found, err := ReadSlot(t.Context(), conn, name); found || err != nil {
 			t.Errorf("a slot before it is made: %v", err)
 		}
-		lsn, err := CreateSlot(t.Context(), s.connector(), name, true, func(l []RunningTransaction) { t.Errorf("waited for %v", l) })
+		created, err := CreateSlot(t.Context(), s.connector(), name, true, func(l []RunningTransaction) { t.Errorf("waited for %v", l) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,10 +45,10 @@ func TestCreateReadAndDropSlot(t *testing.T) {
 			t.Fatal(found, err)
 		}
 		failover := majorVersion(conn.PgConn().ParameterStatus("server_version")) >= 17
-		if slot.Name != name || slot.Plugin != Plugin || slot.Type != "logical" || slot.Database != s.db || slot.ConfirmedFlush != lsn || lsn == 0 ||
-			slot.RestartLSN == 0 || slot.RestartLSN > lsn || slot.CatalogXmin == 0 || slot.Active || slot.ActivePID != 0 ||
+		if slot.Name != name || slot.Plugin != Plugin || slot.Type != "logical" || slot.Database != s.db || slot.ConfirmedFlush != created.LSN || created.LSN == 0 || created.Snapshot == "" ||
+			slot.RestartLSN == 0 || slot.RestartLSN > created.LSN || slot.CatalogXmin == 0 || slot.Active || slot.ActivePID != 0 ||
 			slot.WALStatus != "reserved" || slot.Invalidation != "" || slot.TwoPhase || slot.Temporary || slot.Failover != failover {
-			t.Errorf("slot %+v, consistent point %s", slot, lsn)
+			t.Errorf("slot %+v, created as %+v", slot, created)
 		}
 		_, err = CreateSlot(t.Context(), s.connector(), name, true, nil)
 		if err == nil || !strings.Contains(err.Error(), "already exists") {
@@ -90,7 +90,7 @@ func TestCreateSlotSaysWhatItWaitsFor(t *testing.T) {
 	onServers(t, func(t *testing.T, s server) {
 		pid, gid, end := openTransactions(t, s)
 		reports := 0
-		lsn, err := CreateSlot(t.Context(), s.connector(), slotName(t), true, func(list []RunningTransaction) {
+		created, err := CreateSlot(t.Context(), s.connector(), slotName(t), true, func(list []RunningTransaction) {
 			reports++
 			var session, prepared, waited bool
 			for _, r := range list {
@@ -103,8 +103,8 @@ func TestCreateSlotSaysWhatItWaitsFor(t *testing.T) {
 			}
 			end()
 		})
-		if err != nil || lsn == 0 || reports == 0 {
-			t.Errorf("created at %s after %d reports, %v", lsn, reports, err)
+		if err != nil || created.LSN == 0 || created.Snapshot == "" || reports == 0 {
+			t.Errorf("created as %+v after %d reports, %v", created, reports, err)
 		}
 	})
 }

@@ -95,16 +95,18 @@ func NewProducer(o ProducerOptions, catalog *Catalog, m *Metrics) (*Producer, er
 // Close ends the client. An open transaction is left to the next Fence.
 func (p *Producer) Close() { p.client.Close() }
 
+// maxBatchBytes is asked when a topic's first record comes; Fence has looked the
+// checkpoint topic up, the others are known since they were routed to.
 func (p *Producer) maxBatchBytes(topic string) int32 {
 	if t := p.catalog.Lookup(topic); t != nil && t.MaxMessageBytes > 0 {
-		return t.MaxMessageBytes
+		return min(t.MaxMessageBytes, 1<<30) // the client's own bound
 	}
-	return 1000012 // the client's default, for the checkpoint topic
+	return 1000012 // the client's default
 }
 
 // Fence initialises the transactional id: an older instance's open transaction is
 // aborted and that instance is shut out (KIP-98, KIP-360). It waits for as long as
-// Kafka does not answer.
+// Kafka does not answer. The checkpoint topic must be there.
 //
 // Invariant 3: only the holder of the slot calls it.
 func (p *Producer) Fence(ctx context.Context) error {
@@ -118,6 +120,10 @@ func (p *Producer) Fence(ctx context.Context) error {
 			}
 		}
 		return fmt.Errorf("initialise transactional id %s: %w", p.o.TransactionalID, err)
+	}
+	// For what it takes at once.
+	if err := p.catalog.Ensure(ctx, []string{p.o.CheckpointTopic}, TopicSpec{exists: true}); err != nil {
+		return fmt.Errorf("look at checkpoint topic: %w", err)
 	}
 	return nil
 }
@@ -436,7 +442,25 @@ func (p *Producer) checkpointPromise(key []byte) func(*kgo.Record, error) {
 	}
 	return func(r *kgo.Record, err error) {
 		p.answered.stateOffset = r.Offset
+		if errors.Is(err, kerr.MessageTooLarge) {
+			err = p.refuseLargeState(len(r.Value), err)
+		}
 		p.answered.promise(r, err)
+	}
+}
+
+// refuseLargeState says how to make room for the state record. The client compares its
+// size before compression, brokers after it, so that what the client lets pass fits.
+func (p *Producer) refuseLargeState(size int, err error) error {
+	limit := int32(0)
+	if t := p.catalog.Lookup(p.o.CheckpointTopic); t != nil {
+		limit = t.MaxMessageBytes
+	}
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("the state record, with every table and topic, has %d bytes, and checkpoint topic %s takes %d (max.message.bytes)", size, p.o.CheckpointTopic, limit),
+		Risk:   "nothing can be delivered, as the checkpoint belongs to every delivery",
+		Remedy: fmt.Sprintf("run: kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name %s --add-config max.message.bytes=%d", p.o.CheckpointTopic, max(16<<20, 2*size)),
+		Err:    err,
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -679,6 +680,43 @@ func TestRecordsUpToTheTopicsLimitPass(t *testing.T) {
 				t.Errorf("%d dead letters, want the record that is one byte longer", n)
 			}
 		})
+	}
+}
+
+// The state record of very many tables passes where the topic is walrelay's own, and is
+// refused with the way out where a topic made by hand takes less.
+func TestLargeStateRecord(t *testing.T) {
+	s := newShop(t, harness.Kafka(t))
+	small := s.name + ".small"
+	s.kafka.CreateTopic(t, small, 1, "cleanup.policy", "compact", "max.message.bytes", fmt.Sprint(defaultMessageBytes))
+	cp := checkpoint.Checkpoint{Source: checkpoint.Source{SystemID: "7"}, Tables: map[uint32]checkpoint.TableProgress{}}
+	const tables = 20000
+	for oid := range uint32(tables) {
+		cp.Tables[oid+1] = checkpoint.TableProgress{Table: noise(200), State: checkpoint.TableDone}
+	}
+	b := s.batch(ids(testTable(t), "1")...)
+	cp.Position = b.Position()
+
+	p := s.newProducer()
+	p.o.CheckpointTopic = small
+	if err := p.Fence(s.context()); err != nil {
+		t.Fatal(err)
+	}
+	p.Resume(checkpoint.Checkpoint{})
+	err := p.Deliver(s.context(), b, &cp)
+	var refusal *checkpoint.Refusal
+	if !errors.As(err, &refusal) || !strings.Contains(refusal.Remedy, "--entity-name "+small+" --add-config max.message.bytes=16777216") || !strings.Contains(refusal.What, fmt.Sprint(defaultMessageBytes)) {
+		t.Fatalf("error %v, want a refusal", err)
+	}
+
+	p, _ = s.start()
+	if err := p.Deliver(s.context(), b, &cp); err != nil {
+		t.Fatal(err)
+	}
+	s.wantIDs(s.topic("t"), "1")
+	got, found, err := s.store.Load(s.context())
+	if err != nil || !found || !reflect.DeepEqual(got.Tables, cp.Tables) {
+		t.Errorf("found %v with %d tables, %v", found, len(got.Tables), err)
 	}
 }
 

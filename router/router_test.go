@@ -68,6 +68,9 @@ func TestMissingTopicLeavesTheBatchUnchanged(t *testing.T) {
 		{"of a delete", "shop.public.t", deletion, 2},
 		{"of an event", "orders", insertOf(events, "e1", "k", "orders", "p"), 1},
 		{"of a message", "shop.message", messageOf("x"), 1},
+		{"of a snapshot row", "shop.public.t", readOf(insertOf(rel, "1", "a")), 1},
+		{"of the truncate before a table is read anew", "shop.public.t", &replication.Change{Op: replication.OpTruncate, Relation: rel, Read: &replication.ReadPoint{}}, 1},
+		{"of a snapshot row's dead letter", "shop.dead-letter", readOf(insertOf(rel, "1", "\xff")), 1},
 		{"of a dead letter", "shop.dead-letter", insertOf(rel, "1", "\xff"), 1},
 		{"of an event's dead letter", "shop.dead-letter", insertOf(events, "e1", "k", "no topic", "p"), 1},
 	} {
@@ -223,8 +226,16 @@ func TestRejectedTopicOfAnEventMakesDeadLetters(t *testing.T) {
 	if got := describeRecord(b, 0); !strings.Contains(got, `"error":"Kafka says no"`) || !strings.Contains(got, "source-topic: orders") {
 		t.Error(got)
 	}
+	if c := readOf(c); r.Route(c, b) != nil || !b.records[1].dead {
+		t.Error("an event of the backlog is not a dead letter")
+	}
+	topics.absent["archive"] = true
+	c = readOf(insertOf(events, "e3", "k", "archive", "p"))
+	if err := r.Route(c, b); err == nil || !r.RejectTopic(c, "archive", errors.New("Kafka says no")) || r.Route(c, b) != nil || !b.records[2].dead {
+		t.Errorf("the topic of an event of the backlog was not rejected (%v)", err)
+	}
 	// Others of the table are not concerned.
-	if err := r.Route(insertOf(events, "e2", "k", "other", "p"), b); err != nil || b.records[1].dead {
+	if err := r.Route(insertOf(events, "e2", "k", "other", "p"), b); err != nil || b.records[3].dead {
 		t.Error(err)
 	}
 }

@@ -54,6 +54,9 @@ type TopicSpec struct {
 	ReplicationFactor int16 // -1: the broker's default
 	Config            map[string]string
 	Create            bool // false: a missing topic is a refusal
+
+	// exists tells that the topic was seen: a broker that does not know it is behind.
+	exists bool
 }
 
 // Growth is a change of a topic's partition count. It moves keys to other
@@ -169,7 +172,7 @@ func (c *Catalog) findOrCreate(ctx context.Context, names []string, spec TopicSp
 				create = append(create, name)
 			}
 		}
-		if len(create) > 0 {
+		if len(create) > 0 && !spec.exists {
 			if !spec.Create {
 				return nil, missingTopics(create, spec)
 			}

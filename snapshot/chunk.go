@@ -24,6 +24,9 @@ type Table struct {
 	// Whole tells that the table cannot be read by ranges of Key: there is none, or no
 	// unique index on NOT NULL columns is behind it.
 	Whole bool
+	// Configured holds the columns of source.keys, which are Key where the table has no
+	// key of its own. Nil where the configuration names none.
+	Configured []string
 	// Estimate is the planner's number of rows, -1 for not known.
 	Estimate int64
 	// Outbox tells that rows are events, which must not go out twice.
@@ -73,10 +76,8 @@ type Order struct {
 	Rows  int
 	Bytes int64
 
-	// Xmin asks for each row's xmin (Chunk.Xmins), and where RecentSince is not 0 for rows only
-	// whose xmin is not older than it.
-	Xmin        bool
-	RecentSince checkpoint.XID
+	// Xmin asks for each row's xmin (Chunk.Xmins).
+	Xmin bool
 	// Flushed asks for an answer only once the WAL up to LSN is on disk, so that a server
 	// crash cannot undo what was read.
 	Flushed bool
@@ -119,6 +120,11 @@ type Chunk struct {
 	Xmins []checkpoint.XID // by row, where asked for
 	// Last tells that nothing is behind the last row in the range, or in the table.
 	Last bool
+	// Broken tells that an OrderWhole ended before its end, because the connection was
+	// lost: its rows are void, and the table is to be read anew. It is the order's last.
+	Broken bool
+
+	slot chan struct{} // of an OrderWhole: where the piece's place is given back
 }
 
 // Shape is what a table looks like.

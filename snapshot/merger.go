@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -18,6 +19,9 @@ type Options struct {
 	// SlotSnapshot is the MVCC snapshot at the slot's creation: transactions that it does
 	// not see are in the stream. The zero value where it is not known.
 	SlotSnapshot MVCC
+	// Delivered is how far the stream was delivered before: what is sent again up to there
+	// makes the memory of what has passed whole, and nothing is read before it has passed.
+	Delivered checkpoint.Position
 	// Discover is asked for a table that the stream sends and nobody added; false where it
 	// is not to be read. It is asked once per table. Nil: none is.
 	Discover func(rel *replication.Relation) (Table, checkpoint.TableProgress, bool)
@@ -46,6 +50,11 @@ type Row struct {
 	Truncate bool
 	Outbox   bool
 }
+
+// ErrBroken says that the connection was lost in the middle of a table that is read whole.
+// What was read of it is void: the session is to be given up, and the next one reads the
+// table from the beginning.
+var ErrBroken = errors.New("the connection was lost before the end of a table that is read whole")
 
 // pauseBudget is how long the stream may stand still for a read that has to see
 // everything that has passed.
@@ -85,13 +94,17 @@ type Merger struct {
 
 	latest  MVCC           // the newest snapshot known
 	covered bool           // it sees what the slot's snapshot sees
+	past    MVCC           // the newest of which the stream has passed all that it sees
+	windows []window       // those after it
 	reached checkpoint.LSN // everything up to here has been sent
 	xid     checkpoint.XID // of the open source transaction
 	before  checkpoint.LSN // where it began
 	open    bool
 	unseen  []passedAt // transactions that touched a table here and that latest does not see
 
+	clock    time.Time // as last handed in
 	pause    *pause
+	rest     time.Time // before it the stream does not stand still again
 	recycled []*Chunk
 	row      Row
 	tuple    replication.Tuple
@@ -104,10 +117,16 @@ type passedAt struct {
 	before checkpoint.LSN
 }
 
+// window is a snapshot, and where the stream has passed all that it sees.
+type window struct {
+	snapshot MVCC
+	lsn      checkpoint.LSN
+}
+
 // pause is the stream standing still for a table's sake.
 type pause struct {
 	t     *table
-	until time.Time // zero while a source transaction is open still
+	began time.Time // zero while a source transaction is open still
 }
 
 // NewMerger makes a Merger. since is where the stream begins: nothing before it is sent.
@@ -205,6 +224,12 @@ func (m *Merger) Begin(xid checkpoint.XID, before checkpoint.LSN) {
 	m.xid, m.before, m.open = xid, before, true
 }
 
+// again tells whether the stream sends what was delivered before.
+func (m *Merger) again() bool {
+	d := m.o.Delivered
+	return m.reached < d.LSN || !d.Cut.IsZero() && m.reached <= d.Cut.CommitLSN
+}
+
 // Change takes a row change of the transaction that Begin opened. Where the change lacks
 // unchanged TOAST values that a chunk in memory has, they are filled in, in c.New.
 func (m *Merger) Change(c *replication.Change) Verdict {
@@ -237,6 +262,38 @@ func (m *Merger) Change(c *replication.Change) Verdict {
 func (m *Merger) Reached(lsn checkpoint.LSN) {
 	m.open = false
 	m.reached = max(m.reached, lsn)
+	m.close()
+}
+
+// close takes the windows whose end the stream has reached.
+func (m *Merger) close() {
+	n := 0
+	for n < len(m.windows) && m.windows[n].lsn <= m.reached {
+		m.past = m.windows[n].snapshot
+		n++
+	}
+	m.windows = slices.Delete(m.windows, 0, n)
+}
+
+// opened notes the window of an answer.
+func (m *Merger) opened(s MVCC, lsn checkpoint.LSN) {
+	newest := m.past
+	if n := len(m.windows); n > 0 {
+		newest = m.windows[n-1].snapshot
+	}
+	if lsn == 0 || !later(s, newest) {
+		return
+	}
+	m.windows = append(m.windows, window{s, lsn})
+	m.close()
+}
+
+// hasPassed tells whether the stream has passed every transaction that s sees, where lsn
+// is one behind all their commit records. That is so as well where it has passed all that
+// another snapshot sees, and that one sees as much: on a quiet server, whose WAL is
+// flushed late, one chunk waits for the flush and not each.
+func (m *Merger) hasPassed(s MVCC, lsn checkpoint.LSN) bool {
+	return m.reached >= lsn || m.past.Covers(s)
 }
 
 // Saw takes an MVCC snapshot that was taken at any time, by anybody, on the primary.
@@ -265,8 +322,9 @@ func later(a, b MVCC) bool {
 // Arrived takes the answer to an order. The chunk's memory is the Merger's until it comes
 // back through Recycle.
 func (m *Merger) Arrived(c *Chunk, now time.Time) error {
+	m.clock = now
 	o := c.Order
-	last := o.Kind != OrderWhole || c.Last || c.Err != nil || c.Gone
+	last := o.Kind != OrderWhole || c.Last || c.Err != nil || c.Gone || c.Broken
 	if last {
 		delete(m.outstanding, o.ID)
 	}
@@ -282,12 +340,17 @@ func (m *Merger) Arrived(c *Chunk, now time.Time) error {
 		m.recycle(c)
 		return fmt.Errorf("read table %s: %w", o.Table, c.Err)
 	}
+	if c.Broken {
+		m.recycle(c)
+		return fmt.Errorf("read table %s: %w", o.Table, ErrBroken)
+	}
 	if c.Gone {
 		m.recycle(c)
 		m.Remove(o.Table.OID)
 		return nil
 	}
 	if !c.Snapshot.IsZero() {
+		m.opened(c.Snapshot, c.LSN)
 		defer m.Saw(c.Snapshot)
 	}
 	if o.Kind != OrderPlan && !m.covered && !c.Snapshot.Covers(m.o.SlotSnapshot) {
@@ -340,23 +403,30 @@ func (m *Merger) inHand() int {
 // Order gives what is to be read next; nil while nothing is, or as much is in hand
 // already as Options allow.
 func (m *Merger) Order(now time.Time) *Order {
-	if len(m.queue) == 0 || len(m.outstanding) >= m.o.Readers || m.inHand() >= 2*m.o.Readers {
+	m.clock = now
+	if len(m.queue) == 0 || len(m.outstanding) >= m.o.Readers || m.again() {
+		return nil
+	}
+	// An outbox's backlog comes first, and the stream waits for it; so what other tables
+	// have in hand, which waits for the stream, does not count.
+	backlog := m.backlog()
+	if !backlog && m.inHand() >= 2*m.o.Readers {
 		return nil
 	}
 	for _, t := range m.active {
+		if backlog && !t.inBacklog() {
+			continue
+		}
 		if o := m.orderOf(t, now); o != nil {
 			return o
 		}
 	}
 	for _, t := range m.queue {
-		if len(m.active) >= 2*m.o.Readers {
+		if !backlog && len(m.active) >= 2*m.o.Readers {
 			break
 		}
-		if t.state == checkpoint.TableWaiting || slices.Contains(m.active, t) {
+		if t.state == checkpoint.TableWaiting || backlog && !t.inBacklog() || slices.Contains(m.active, t) {
 			continue
-		}
-		if !t.inBacklog() && m.backlog() {
-			continue // an outbox's backlog comes first, and the stream waits for it
 		}
 		m.active = append(m.active, t)
 		if o := m.orderOf(t, now); o != nil {
@@ -373,7 +443,7 @@ func (m *Merger) orderOf(t *table, now time.Time) *Order {
 	}
 	m.nextID++
 	o.ID, o.Table, o.floor = m.nextID, t.def, m.latest
-	if t.request != nil {
+	if t.request != nil && !t.whole { // a truncate takes the rows outside of it, too
 		o.Where = t.request.Where
 	}
 	m.outstanding[o.ID] = o
@@ -400,10 +470,14 @@ func (m *Merger) backlog() bool {
 // a second at most, but for the backlog of outbox tables, which goes out before the
 // stream; wake is when to ask again, zero for no need to.
 func (m *Merger) Paused(now time.Time) (paused bool, wake time.Time) {
+	m.clock = now
+	if m.again() {
+		return false, time.Time{}
+	}
 	if m.backlog() {
 		return true, time.Time{}
 	}
-	if m.pause == nil {
+	if m.pause == nil && !now.Before(m.rest) {
 		for _, t := range m.active {
 			if t.wantsPause(now) {
 				m.pause = &pause{t: t}
@@ -416,23 +490,27 @@ func (m *Merger) Paused(now time.Time) (paused bool, wake time.Time) {
 		return false, time.Time{}
 	case m.open, p.t.opened && p.t.truncateDue:
 		return true, time.Time{} // until the transaction is over; until the truncate is out
-	case p.until.IsZero():
-		p.until = now.Add(pauseBudget)
-		return true, p.until
-	case now.Before(p.until):
-		return true, p.until
+	case p.began.IsZero():
+		p.began = now
+		return true, now.Add(pauseBudget)
+	case now.Sub(p.began) < pauseBudget:
+		return true, p.began.Add(pauseBudget)
 	default:
 		p.t.pauseFailed(now)
-		m.pause = nil
+		m.endPause(p.t, now)
 		return false, time.Time{}
 	}
 }
 
-// endPause lets the stream go on.
-func (m *Merger) endPause(t *table) {
-	if m.pause != nil && m.pause.t == t {
-		m.pause = nil
+// endPause lets the stream go on, for as long as it stood still at least.
+func (m *Merger) endPause(t *table, now time.Time) {
+	if m.pause == nil || m.pause.t != t {
+		return
 	}
+	if !m.pause.began.IsZero() {
+		m.rest = now.Add(now.Sub(m.pause.began))
+	}
+	m.pause = nil
 }
 
 // pausedFor tells whether the stream stands still for t, between source transactions.
@@ -513,18 +591,26 @@ func (m *Merger) Progress() map[uint32]checkpoint.TableProgress {
 }
 
 // Hold gives the LSN beyond which nothing may be confirmed to PostgreSQL, so that a
-// restart is sent again what its memory needs; false where there is no such bound.
+// restart is sent again what its memory needs; false where there is no such bound. It is
+// asked together with Progress, and holds for the position of that checkpoint, once it is
+// durable: what a table that is done needs no more, a restart may need that does not find
+// it done.
 func (m *Merger) Hold() (lsn checkpoint.LSN, ok bool) {
+	if !m.Active() {
+		return 0, false
+	}
+	lsn, ok = m.reached, true
+	if m.open {
+		lsn = m.before
+	}
 	if len(m.unseen) > 0 {
-		lsn, ok = m.unseen[0].before, true
+		lsn = min(lsn, m.unseen[0].before)
 	}
 	for _, t := range m.queue {
 		if !t.def.Outbox {
 			break
 		}
-		if !ok || t.since < lsn {
-			lsn, ok = t.since, true
-		}
+		lsn = min(lsn, t.since)
 	}
 	return lsn, ok
 }
@@ -547,7 +633,7 @@ func (m *Merger) Covered() bool {
 // read whole are out: not before it has passed what they have seen.
 func (m *Merger) HeldMayWait(oid uint32) bool {
 	t := m.tables[oid]
-	return t != nil && t.whole && t.opened && m.reached >= t.upTo
+	return t != nil && t.whole && t.opened && m.hasPassed(t.snapshot, t.upTo)
 }
 
 // Note puts a table's progress into the next checkpoint.
@@ -555,6 +641,34 @@ func (m *Merger) Note(oid uint32) {
 	if t := m.tables[oid]; t != nil {
 		t.touch()
 	}
+}
+
+// Waiting gives the tables that wait for Release.
+func (m *Merger) Waiting() []uint32 {
+	var list []uint32
+	for _, t := range m.queue {
+		if t.state == checkpoint.TableWaiting {
+			list = append(list, t.def.OID)
+		}
+	}
+	return list
+}
+
+// Each calls f with every table that is known, and its progress.
+func (m *Merger) Each(f func(t Table, p checkpoint.TableProgress)) {
+	for _, t := range m.tables {
+		if !t.removed {
+			f(t.def, t.progress())
+		}
+	}
+}
+
+// Label gives a table's name for people.
+func (m *Merger) Label(oid uint32) string {
+	if t := m.tables[oid]; t != nil {
+		return t.def.String()
+	}
+	return ""
 }
 
 // Moving tells whether progress changed that no checkpoint holds yet.

@@ -72,12 +72,6 @@ func (g *generator) setUp() error {
 			word = "later"
 		}
 		kind := kinds[g.r.IntN(len(kinds))]
-		if kind == "outbox" {
-			word = "table"
-			if i > 0 {
-				kind = "int"
-			}
-		}
 		if err := g.do("%s t%d %s", word, i, kind); err != nil {
 			return err
 		}
@@ -158,9 +152,9 @@ func (g *generator) write() string {
 			word = "subinsert"
 		}
 		return fmt.Sprintf("%s %s %s %s %s", word, x, t.name, g.fresh(t), g.value())
-	case n < 24 && !t.outbox:
+	case n < 24:
 		return strings.TrimSpace(fmt.Sprintf("update %s %s %s %s", x, t.name, g.key(t), g.bigOrNot()))
-	case n < 30:
+	case n < 30 && !t.outbox:
 		return strings.TrimSpace(fmt.Sprintf("move %s %s %s %s %s", x, t.name, g.key(t), g.key(t), g.bigOrNot()))
 	case n < 38:
 		return fmt.Sprintf("delete %s %s %s", x, t.name, g.key(t))

@@ -63,7 +63,7 @@ func (w *world) read(r *modelRead, now time.Time) bool {
 				o.To != nil && t.compareKeys(v.key, strings.Join(o.To, "/")) > 0 {
 				continue
 			}
-			if o.Where == oddRows && v.stamp%2 == 0 || v.xmin < o.RecentSince {
+			if o.Where == oddRows && v.stamp%2 == 0 {
 				continue
 			}
 			if first.Rows.Len() == o.Rows {
@@ -148,9 +148,6 @@ func describe(o *snapshot.Order, t *modelTable) string {
 	}
 	if o.Xmin {
 		s += " xmin"
-	}
-	if o.RecentSince != 0 {
-		s += fmt.Sprintf(" recent=%s", shortXID(o.RecentSince))
 	}
 	return s
 }

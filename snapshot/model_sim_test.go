@@ -160,7 +160,9 @@ func (s *sim) settle() error {
 
 // session begins one: the stream starts at the slot's confirmed LSN.
 func (s *sim) session() {
-	s.m = s.make(s.options, s.confirmed)
+	o, p := s.options, s.durable.position
+	o.Delivered = checkpoint.Position{LSN: p.lsn, Cut: checkpoint.Cut{CommitLSN: p.cut, Changes: uint64(p.seq)}}
+	s.m = s.make(o, s.confirmed)
 	s.reached, s.sent, s.open, s.seq = s.confirmed, 0, nil, 0
 	for s.sent < len(s.w.wal) && s.w.wal[s.sent].end <= s.confirmed {
 		s.sent++

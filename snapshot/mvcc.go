@@ -1,10 +1,13 @@
 package snapshot
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/walrelay/walrelay/checkpoint"
 )
@@ -35,9 +38,12 @@ func ParseMVCC(s string) (MVCC, error) {
 	var ok1, ok2 bool
 	m.Xmin, ok1 = xid(parts[0])
 	m.Xmax, ok2 = xid(parts[1])
-	if !ok1 || !ok2 || m.Xmin > m.Xmax {
+	if !ok1 || !ok2 {
 		return bad()
 	}
+	// One that a slot's creation exported may have its bounds crossed: nothing from xmin
+	// down runs, and nothing has committed since the xmax.
+	m.Xmax = max(m.Xmax, m.Xmin)
 	if parts[2] == "" {
 		return m, nil
 	}
@@ -93,4 +99,13 @@ func (m MVCC) String() string {
 		b = strconv.AppendUint(b, uint64(x), 10)
 	}
 	return string(b)
+}
+
+// Current reads the current MVCC snapshot; conn must be to the primary.
+func Current(ctx context.Context, conn *pgx.Conn) (MVCC, error) {
+	var text string
+	if err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_current_snapshot()::text").Scan(&text); err != nil {
+		return MVCC{}, fmt.Errorf("read MVCC snapshot: %w", err)
+	}
+	return ParseMVCC(text)
 }

@@ -44,7 +44,7 @@ func (t *table) order(now time.Time) *Order {
 		if t.againNow > 0 {
 			n = min(n, t.againNow)
 		}
-		o := &Order{Kind: OrderKeys, Key: t.key, Keys: slices.Clone(t.again[:n])}
+		o := &Order{Kind: OrderKeys, Key: t.identity(), Keys: slices.Clone(t.again[:n])}
 		t.limits(o)
 		return o
 	}
@@ -53,13 +53,8 @@ func (t *table) order(now time.Time) *Order {
 
 func (t *table) limits(o *Order) {
 	o.Rows, o.Bytes = t.m.o.ChunkRows, t.m.o.ChunkBytes
-	if t.def.Outbox && t.m.o.SlotSnapshot.Xmax > 0 {
-		o.Xmin = true
-		if t.recent {
-			o.RecentSince = t.m.o.SlotSnapshot.Xmin
-		} else {
-			o.Flushed = true
-		}
+	if t.inBacklog() {
+		o.Xmin, o.Flushed = true, true
 	}
 }
 
@@ -110,12 +105,12 @@ func (s *Shape) names() []string {
 }
 
 // startOver begins the table anew: its key is another one.
-func (t *table) startOver() {
+func (t *table) startOver(now time.Time) {
 	t.m.throwAway(t)
 	t.key, t.ranges, t.again = nil, nil, nil
 	t.state = checkpoint.TablePending
 	t.touch()
-	t.m.endPause(t)
+	t.m.endPause(t, now)
 }
 
 func (t *table) inMemoryOf(s *span) int {
@@ -137,7 +132,7 @@ func (t *table) arrived(c *Chunk, now time.Time) {
 	}
 	if c.Shape.Whole || !slices.Equal(c.Shape.names(), t.key) {
 		t.m.recycle(c)
-		t.startOver()
+		t.startOver(now)
 		return
 	}
 	ch := newChunk(c)
@@ -201,7 +196,7 @@ func (t *table) supersede(ch *chunk, e passedChange) {
 	}
 	if e.incomplete && ch.has(e.key) {
 		// The change went out without a column that only this row has.
-		t.readAgain(splitKey(e.key, len(t.key)))
+		t.readAgain(splitKey(e.key, len(t.identity())))
 	}
 	ch.strike(old)
 	if e.key != "" && e.key != old {
@@ -217,7 +212,7 @@ func (t *table) againArrived(ch *chunk, unresolved map[string]bool, now time.Tim
 	asked := ch.Order.Keys
 	if !slices.ContainsFunc(asked, stuck) {
 		t.againNow, t.failures = 0, 0
-		t.m.endPause(t)
+		t.m.endPause(t, now)
 		return true
 	}
 	var first, last [][]string
@@ -269,7 +264,7 @@ func (t *table) next(row *Row) bool {
 		t.truncateDue = false
 		t.state = checkpoint.TableReading
 		t.touch()
-		t.m.endPause(t)
+		t.m.endPause(t, t.m.clock)
 		// Whoever passed before has been wiped out by the truncate, so its effect must be in
 		// what is read from here on.
 		for _, p := range t.passed {
@@ -300,6 +295,9 @@ func (t *table) next(row *Row) bool {
 			if ch.struck(i) || t.passedOver(ch, i) {
 				continue
 			}
+			if ch.Order.Kind == OrderKeys {
+				t.settled(ch.identityOf(i))
+			}
 			t.m.tuple = ch.Rows.Tuple(i, t.m.tuple)
 			t.rows++
 			*row = Row{Table: t.def.OID, Relation: ch.Shape.Relation, Tuple: t.m.tuple, Time: ch.Time, Outbox: t.def.Outbox}
@@ -310,13 +308,29 @@ func (t *table) next(row *Row) bool {
 	return false
 }
 
-// passedOver tells that a row of an outbox table is not this phase's: rows from before
-// the slot go out first, the others only once the stream has shown that they are not its.
+// passedOver tells that a row of an outbox table may be the stream's: a transaction that
+// the slot's snapshot does not see wrote it, or changed it only. Its key is read again
+// when the stream has shown which.
 func (t *table) passedOver(ch *chunk, i int) bool {
-	if len(ch.Xmins) == 0 {
+	if len(ch.Xmins) == 0 || t.beside || t.m.o.SlotSnapshot.Sees(ch.Xmins[i]) {
 		return false
 	}
-	return t.m.o.SlotSnapshot.Sees(ch.Xmins[i]) == t.recent
+	t.again = append(t.again, ch.identityOf(i))
+	if len(t.again) >= maxAgain && !t.beside {
+		t.besideNow()
+	}
+	return true
+}
+
+// settled forgets a key that was read again.
+func (t *table) settled(key []string) {
+	t.again = slices.DeleteFunc(t.again, func(a []string) bool { return slices.Equal(a, key) })
+}
+
+// besideNow lets the stream run beside what is left of an outbox table's rows.
+func (t *table) besideNow() {
+	t.beside = true
+	t.touch()
 }
 
 // first tells that no chunk of the same range stands before this one.
@@ -335,9 +349,9 @@ func (t *table) mayGo(ch *chunk) bool {
 		return true // its rows are older than the stream
 	}
 	if t.whole {
-		return t.m.reached >= t.upTo
+		return t.m.hasPassed(t.snapshot, t.upTo)
 	}
-	return t.m.reached >= ch.LSN
+	return t.m.hasPassed(ch.Snapshot, ch.LSN)
 }
 
 // chunkOut ends a chunk whose last row is out.
@@ -354,8 +368,8 @@ func (t *table) chunkOut(i int) {
 			t.phaseOut()
 		}
 	case ch.Order.Kind == OrderKeys:
-		for _, k := range ch.Order.Keys {
-			t.again = slices.DeleteFunc(t.again, func(a []string) bool { return slices.Equal(a, k) })
+		for _, k := range ch.Order.Keys { // those that have no row, or one that is struck out
+			t.settled(k)
 		}
 	case t.whole && ch.Last:
 		t.rowsOut = true
@@ -363,11 +377,10 @@ func (t *table) chunkOut(i int) {
 	t.m.recycle(ch.Chunk)
 }
 
-// phaseOut goes on to an outbox table's second phase.
+// phaseOut goes on to what may be the stream's, of an outbox table.
 func (t *table) phaseOut() {
 	if len(t.ranges) == 0 && t.inBacklog() {
-		t.recent = true
-		t.ranges = []*span{{}}
+		t.besideNow()
 	}
 }
 

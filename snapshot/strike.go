@@ -115,6 +115,12 @@ func (c *chunk) appendKey(dst []byte, i int) []byte {
 	return appendKey(dst, c.tuple, nil, c.identity)
 }
 
+// identityOf is what changes find row i by.
+func (c *chunk) identityOf(i int) []string {
+	c.buf = c.appendKey(c.buf[:0], i)
+	return splitKey(string(c.buf), len(c.identity))
+}
+
 // keyOf is the key of row i.
 func (c *chunk) keyOf(i int) []string {
 	c.tuple = c.Rows.Tuple(i, c.tuple)

@@ -41,9 +41,9 @@ type table struct {
 	rows    int64
 	began   time.Time
 	request *checkpoint.Request
-	// recent tells that of an outbox table only rows that changed since the slot's
-	// creation are still to be read; those from before are out.
-	recent  bool
+	// beside tells that the stream runs beside an outbox table's rows, and no longer waits
+	// for those from before the slot.
+	beside  bool
 	removed bool
 	dirty   bool // the progress changed
 
@@ -56,6 +56,7 @@ type table struct {
 	everInserted map[string]struct{}
 
 	truncateDue bool // a truncate goes out before the first row
+	emitBefore  bool // changes before the truncate go out: the consumer has the table
 	shape       *replication.Relation
 	retryAt     time.Time
 	failures    int // pauses in a row that were of no use
@@ -109,7 +110,7 @@ func (s *span) settle() {
 func newTable(m *Merger, def Table, p checkpoint.TableProgress) *table {
 	t := &table{
 		m: m, def: def, state: p.State, whole: def.Whole, key: p.Key, again: slices.Clone(p.Again),
-		rows: p.Rows, began: p.Began, request: p.Request, recent: p.Recent,
+		rows: p.Rows, began: p.Began, request: p.Request, beside: p.Beside,
 		passed: map[checkpoint.XID]*passed{},
 	}
 	for _, r := range p.Ranges {
@@ -121,10 +122,11 @@ func newTable(m *Merger, def Table, p checkpoint.TableProgress) *table {
 	case reading:
 		// Read whole: a restart begins it again. So does a key that came, or went.
 		t.state = checkpoint.TablePending
-		t.key, t.ranges, t.again = nil, nil, nil
+		t.key, t.ranges, t.again, t.rows = nil, nil, nil, 0
 		t.truncateDue = true
 	default:
 		t.truncateDue = p.Request != nil && (p.Request.Replace || t.whole)
+		t.emitBefore = t.truncateDue
 	}
 	return t
 }
@@ -154,7 +156,7 @@ func (t *table) rank() int {
 
 // inBacklog tells that rows from before the slot are to go out before the stream.
 func (t *table) inBacklog() bool {
-	return t.def.Outbox && !t.recent && t.m.o.SlotSnapshot.Xmax > 0 && t.state != checkpoint.TableWaiting && t.state != checkpoint.TableDone
+	return t.def.Outbox && !t.beside && t.m.o.SlotSnapshot.Xmax > 0 && t.state != checkpoint.TableWaiting && t.state != checkpoint.TableDone
 }
 
 func (t *table) progress() checkpoint.TableProgress {
@@ -163,7 +165,7 @@ func (t *table) progress() checkpoint.TableProgress {
 	}
 	p := checkpoint.TableProgress{
 		Table: t.def.String(), State: t.state,
-		Whole: t.whole, Rows: t.rows, Began: t.began, Request: t.request, Recent: t.recent,
+		Whole: t.whole, Rows: t.rows, Began: t.began, Request: t.request, Beside: t.beside,
 	}
 	if t.state != checkpoint.TableReading {
 		return p
@@ -213,13 +215,16 @@ func (t *table) remember() *passed {
 
 // change takes a change of a table that is read by ranges.
 func (t *table) change(c *replication.Change) {
+	if t.def.Outbox && c.Op != replication.OpCreate {
+		return // what becomes of a row afterwards does not undo its event
+	}
 	if c.Op == replication.OpTruncate {
 		for _, ch := range t.chunks {
 			if !ch.Snapshot.Sees(t.m.xid) {
 				ch.strikeAll()
 			}
 		}
-		if len(t.again) > 0 {
+		if len(t.again) > 0 && !t.m.again() { // keys that came behind it stay
 			t.again = nil
 			t.touch()
 		}
@@ -261,6 +266,11 @@ func (t *table) change(c *replication.Change) {
 	}
 	p := t.remember()
 	if p == nil || p.wholesale {
+		return
+	}
+	if t.request != nil && t.request.Replace && t.m.again() {
+		// It may have gone out before the truncate, so the rows have to hold it.
+		p.wholesale, p.changes = true, nil
 		return
 	}
 	if len(p.changes) >= maxPassedKeys {
@@ -364,7 +374,7 @@ func (t *table) readAgain(key []string) {
 		}
 	}
 	t.again = append(t.again, key)
-	if len(t.again) > maxAgain {
+	if len(t.again) > maxAgain && !t.def.Outbox {
 		t.again = nil
 		t.ranges = append(t.ranges, &span{})
 	}

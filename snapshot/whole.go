@@ -18,7 +18,7 @@ import (
 // truncate goes first.
 func (t *table) becomeWhole() {
 	t.m.throwAway(t)
-	t.whole, t.truncateDue = true, true
+	t.whole, t.truncateDue, t.emitBefore = true, true, true
 	t.state = checkpoint.TablePending
 	t.key, t.ranges, t.again = nil, nil, nil
 	for _, p := range t.passed {
@@ -33,7 +33,7 @@ func (t *table) wholeChange(c *replication.Change) Verdict {
 		if p := t.remember(); p != nil {
 			p.wholesale = true
 		}
-		if t.truncateDue {
+		if t.emitBefore {
 			return Emit // the truncate that comes before the rows wipes it out
 		}
 		return Drop
@@ -103,7 +103,7 @@ func (t *table) wholeArrived(c *Chunk, now time.Time) {
 		if !t.truncateDue {
 			t.state = checkpoint.TableReading
 			t.touch()
-			t.m.endPause(t)
+			t.m.endPause(t, now)
 		}
 	}
 	if c.Rows.Len() == 0 && !c.Last {

@@ -136,7 +136,8 @@ func (s *Store) lastBefore(ctx context.Context, start, end int64, key string) (*
 // and those are virgin too. But aborted records are also all that is left when
 // committed ones were compacted away or deleted, and that must not pass: so the
 // log must begin at 0, every offset must still be there, none of it visible and
-// every marker an abort.
+// every marker an abort. Requests are visible: those may be written before the first
+// run, outside transactions, and say nothing of the connector.
 func (s *Store) Virgin(ctx context.Context) (virgin bool, reason string, err error) {
 	sp, err := s.stableSpan(ctx)
 	if err != nil {
@@ -146,6 +147,9 @@ func (s *Store) Virgin(ctx context.Context) (virgin bool, reason string, err err
 		return false, fmt.Sprintf("checkpoint topic %s begins at offset %d: older records were deleted", s.o.Topic, sp.start), nil
 	}
 	err = s.scan(ctx, 0, sp.end, readCommitted, false, func(r *kgo.Record) (bool, error) {
+		if _, ok := checkpoint.RequestID(r.Key); ok && !r.Attrs.IsTransactional() {
+			return true, nil
+		}
 		reason = fmt.Sprintf("checkpoint topic %s holds a committed record at offset %d", s.o.Topic, r.Offset)
 		return false, nil
 	})

@@ -48,9 +48,9 @@ const (
 // itself, when that transaction times out.
 var ErrOpenTransaction = errors.New("a transaction of another producer is open in the checkpoint topic")
 
-// Store reads the checkpoint topic. It works on a plain client, neither
-// transactional nor consuming, which stays the caller's to close. A Store belongs
-// to one goroutine.
+// Store reads the checkpoint topic, and writes requests. It works on a plain client,
+// neither transactional nor consuming, which stays the caller's to close. A Store
+// belongs to one goroutine.
 type Store struct {
 	cl  *kgo.Client
 	adm *kadm.Client
@@ -107,6 +107,10 @@ func (s *Store) EnsureTopic(ctx context.Context) error {
 	return s.checkCompacted(ctx)
 }
 
+// maxMessageBytes of a topic that is created: the state record of 20,000 tables has
+// some 4 MB, and more while many of them are read.
+const maxMessageBytes = 16 << 20
+
 // create makes the topic. Another instance may be faster, which is fine.
 func (s *Store) create(ctx context.Context) error {
 	// Small segments: only closed ones are compacted, and with hundreds of positions
@@ -117,18 +121,25 @@ func (s *Store) create(ctx context.Context) error {
 		"segment.bytes":             kadm.StringPtr(strconv.Itoa(64 << 20)),
 		"segment.ms":                kadm.StringPtr(strconv.Itoa(int(time.Hour / time.Millisecond))),
 		"min.cleanable.dirty.ratio": kadm.StringPtr("0.1"),
+		"max.message.bytes":         kadm.StringPtr(strconv.Itoa(maxMessageBytes)),
 	}
 	if s.o.MinInsyncReplicas > 0 {
 		configs["min.insync.replicas"] = kadm.StringPtr(strconv.Itoa(s.o.MinInsyncReplicas))
 	}
 	r, err := s.adm.CreateTopic(ctx, 1, s.o.ReplicationFactor, configs, s.o.Topic)
+	if errors.Is(err, kerr.InvalidConfig) || errors.Is(err, kerr.PolicyViolation) {
+		// Hosted clusters bound max.message.bytes. Their default does for thousands of
+		// tables, and a state record that does not fit is refused with the setting's name.
+		delete(configs, "max.message.bytes")
+		r, err = s.adm.CreateTopic(ctx, 1, s.o.ReplicationFactor, configs, s.o.Topic)
+	}
 	if err == nil || errors.Is(err, kerr.TopicAlreadyExists) {
 		return nil
 	}
 	if r.ErrMessage != "" {
 		err = fmt.Errorf("%w (%s)", err, r.ErrMessage)
 	}
-	return fmt.Errorf("create checkpoint topic %s: %w (the user needs the ACL Create on it, and topics.replication-factor at most as many brokers as there are; or create it by hand with 1 partition and cleanup.policy=compact)", s.o.Topic, err)
+	return fmt.Errorf("create checkpoint topic %s: %w (the user needs the ACL Create on it, and topics.replication-factor at most as many brokers as there are; or create it by hand with 1 partition, cleanup.policy=compact and max.message.bytes=%d)", s.o.Topic, err, maxMessageBytes)
 }
 
 // checkCompacted refuses every cleanup.policy but compact. With compact,delete

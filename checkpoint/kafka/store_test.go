@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -112,16 +113,21 @@ func (w *writer) begin(t *testing.T) {
 	}
 }
 
-func (w *writer) produce(t *testing.T, records ...checkpoint.Record) (last int64) {
+func (w *writer) produce(t *testing.T, records ...checkpoint.Record) (state int64) {
 	t.Helper()
 	var rs []*kgo.Record
 	for _, r := range records {
-		rs = append(rs, &kgo.Record{Topic: w.topic, Key: r.Key, Value: append([]byte(nil), r.Value...)})
+		rs = append(rs, &kgo.Record{Topic: w.topic, Key: r.Key, Value: bytes.Clone(r.Value)})
 	}
 	if err := w.ProduceSync(t.Context(), rs...).FirstErr(); err != nil {
 		t.Fatal(err)
 	}
-	return rs[0].Offset
+	for _, r := range rs {
+		if string(r.Key) == checkpoint.KeyState {
+			return r.Offset
+		}
+	}
+	return checkpoint.StateBeside
 }
 
 func (w *writer) end(t *testing.T, commit kgo.TransactionEndTry) {
@@ -143,17 +149,23 @@ func (w *writer) next() checkpoint.Checkpoint {
 func (w *writer) deliver(t *testing.T, commit kgo.TransactionEndTry) checkpoint.Checkpoint {
 	t.Helper()
 	c := w.next()
-	records, err := w.log.Records(&c)
+	w.write(t, &c, commit)
+	return c
+}
+
+// write is one transaction with the checkpoint c.
+func (w *writer) write(t *testing.T, c *checkpoint.Checkpoint, commit kgo.TransactionEndTry) {
+	t.Helper()
+	records, err := w.log.Records(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.begin(t)
-	first := w.produce(t, records...)
+	state := w.produce(t, records...)
 	w.end(t, commit)
 	if commit {
-		w.log.Committed(first)
+		w.log.Committed(state)
 	}
-	return c
 }
 
 // wantLoad loads and compares.
@@ -187,7 +199,7 @@ func TestEnsureTopicCreatesCompacted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := map[string]string{"cleanup.policy": "compact", "min.insync.replicas": "1", "segment.bytes": "67108864"}
+		want := map[string]string{"cleanup.policy": "compact", "min.insync.replicas": "1", "segment.bytes": "67108864", "max.message.bytes": "16777216"}
 		for _, cfg := range rcs[0].Configs {
 			if w, ok := want[cfg.Key]; ok && w != cfg.MaybeValue() {
 				t.Errorf("%s is %s, want %s", cfg.Key, cfg.MaybeValue(), w)

@@ -85,6 +85,7 @@ func newRootCommand(a *app) *cobra.Command {
 	a.addLogFlags(root.PersistentFlags())
 	root.AddCommand(
 		newRunCommand(a),
+		newSnapshotCommand(a),
 		newDemoCommand(),
 		newConfigCommand(a),
 		newVersionCommand(),

@@ -21,7 +21,8 @@ func newRunCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run -c FILE",
 		Short: "Stream the database into Kafka until SIGTERM or SIGINT",
-		Long: "Streams committed changes and outbox rows into Kafka, exactly once, until\n" +
+		Long: "Streams committed changes and outbox rows into Kafka, exactly once, and reads\n" +
+			"beside the stream what was in the tables before (snapshot.mode), until\n" +
 			"SIGTERM or SIGINT: then the batch in hand is delivered and confirmed within\n" +
 			"stop-timeout, and the exit code is 0. A second signal aborts.\n\n" +
 			"Another instance with the same configuration stands by and takes over.",
@@ -29,7 +30,7 @@ func newRunCommand(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.run(cmd.Context(), f) },
 	}
 	a.addConfigFlag(cmd.Flags())
-	cmd.Flags().BoolVar(&f.untilCaughtUp, "until-caught-up", false, "end (exit 0) once everything committed before the start is in Kafka")
+	cmd.Flags().BoolVar(&f.untilCaughtUp, "until-caught-up", false, "end (exit 0) once everything committed before the start is in Kafka and every table is read")
 	cmd.Flags().BoolVar(&f.takeover, "takeover", false, "first end the walsender that holds this connector's slot")
 	return cmd
 }

@@ -65,7 +65,9 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 		Match:          c.Source.Tables.Match,
 		KeylessInserts: c.Source.Keyless == config.KeylessInserts,
 	}
+	backlogs := map[string]string{}
 	for _, o := range c.Outbox {
+		backlogs[o.Table] = o.Backlog()
 		schema, table, _ := strings.Cut(o.Table, ".")
 		ro.Outbox = append(ro.Outbox, router.OutboxOptions{
 			Schema: schema, Table: table, Topic: o.Topic, Key: o.Key,
@@ -100,7 +102,17 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 			ReplicationFactor: int16(c.Topics.ReplicationFactor),
 			MinInsyncReplicas: minInsync(c.Topics.Config),
 		},
-		Router:          ro,
+		Router: ro,
+		Snapshot: relay.SnapshotOptions{
+			Never:      c.Snapshot.Mode == config.SnapshotNever,
+			Only:       c.Snapshot.Mode == config.SnapshotOnly,
+			Exclude:    c.Snapshot.Exclude.Match,
+			Rows:       c.Snapshot.ChunkRows,
+			Bytes:      int64(c.Snapshot.ChunkBytes),
+			Readers:    c.Snapshot.Readers,
+			PrimaryDSN: c.Source.PrimaryDSN.Reveal(),
+			Outbox:     backlogs,
+		},
 		MessagePrefixes: c.Source.Messages,
 		Limits:          batchLimits(c.Batch),
 		Buffer:          readAhead(c.Batch),

@@ -8,6 +8,9 @@
 // embedded Kafka is a process of its own, and a new one for each measurement:
 // what it uses is not walrelay's.
 //
+// A snapshot is compared with the server that writes the same table to /dev/null by
+// itself; and the stream's latency without a snapshot with that beside one.
+//
 // It prints a table and leaves nothing behind. Numbers of different machines, or
 // of different runs, are not to be compared; the ratios are.
 package main
@@ -46,7 +49,7 @@ func main() {
 
 // options are the flags.
 type options struct {
-	rows   int           // of the workloads A, B and D; C has three times as many
+	rows   int           // of the workloads A, B and D; C has three times as many, S and L twice
 	runs   int           // measurements of each side
 	only   string        // letters of the workloads; empty: all
 	pause  time.Duration // of Kafka, in D
@@ -57,7 +60,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.IntVar(&o.rows, "rows", 1_000_000, "rows of the workloads A, B and D; C has three times as many")
+	flags.IntVar(&o.rows, "rows", 1_000_000, "rows of the workloads A, B and D; C has three times as many, S and L twice")
 	flags.IntVar(&o.runs, "runs", 3, "measurements of each side")
 	flags.StringVar(&o.only, "only", "", "workloads to run, for example AB; empty: all")
 	flags.DurationVar(&o.pause, "pause", 30*time.Second, "how long Kafka stands still in D")
@@ -129,11 +132,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	b.dsn = db.DSN()
-	results, err := b.measureAll(ctx)
+	results, latencies, err := b.measureAll(ctx)
 	if err != nil {
 		return err
 	}
-	return report(stdout, results)
+	return report(stdout, results, latencies)
 }
 
 // build builds the walrelay under test as it is released.
@@ -148,22 +151,31 @@ func (b *bench) build(ctx context.Context) error {
 	return nil
 }
 
-func (b *bench) measureAll(ctx context.Context) ([]result, error) {
-	var results []result
+func (b *bench) measureAll(ctx context.Context) (results []result, latencies []latency, err error) {
+	asked := func(letter string) bool { return b.only == "" || strings.Contains(strings.ToUpper(b.only), letter) }
 	for _, w := range workloads(b.options) {
-		if b.only != "" && !strings.Contains(strings.ToUpper(b.only), w.letter) {
+		if !asked(w.letter) {
 			continue
 		}
-		r, err := b.measure(ctx, w)
+		measure := b.measure
+		if w.letter == "S" {
+			measure = b.measureSnapshot
+		}
+		r, err := measure(ctx, w)
 		if err != nil {
-			return nil, fmt.Errorf("measure workload %s: %w", w.letter, err)
+			return nil, nil, fmt.Errorf("measure workload %s: %w", w.letter, err)
 		}
 		results = append(results, r)
 	}
-	if len(results) == 0 {
-		return nil, fmt.Errorf("-only %s: no such workload; there are A, B, C and D", b.only)
+	if asked("L") {
+		if latencies, err = b.measureLatency(ctx, 2*b.rows); err != nil {
+			return nil, nil, fmt.Errorf("measure workload L: %w", err)
+		}
 	}
-	return results, nil
+	if len(results)+len(latencies) == 0 {
+		return nil, nil, fmt.Errorf("-only %s: no such workload; there are A, B, C, D, S and L", b.only)
+	}
+	return results, latencies, nil
 }
 
 // say tells on stderr what is going on: a run takes minutes.

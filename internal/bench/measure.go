@@ -35,22 +35,32 @@ func (u usage) String() string {
 	return fmt.Sprintf("%6.2f s wall  %6.2f s CPU  %4d MiB peak", u.wall.Seconds(), u.cpu.Seconds(), u.rss>>20)
 }
 
-// timed runs cmd, and during once it has started. The peak includes this
+// timed runs cmd, and during once it has started; what during is handed is closed when cmd
+// has ended. The peak includes this
 // program's size when it started cmd (Linux counts it, since both share their
 // memory until exec), so that this program has to stay small; it does.
-func timed(cmd *exec.Cmd, during func() error) (usage, error) {
+func timed(cmd *exec.Cmd, during func(ended <-chan struct{}) error) (usage, error) {
 	var stderr tail
 	cmd.Stderr = &stderr
 	start := time.Now()
 	if err := cmd.Start(); err != nil {
 		return usage{}, fmt.Errorf("start %s: %w", filepath.Base(cmd.Path), err)
 	}
-	err := during()
-	if waitErr := cmd.Wait(); waitErr != nil {
+	ended := make(chan struct{})
+	var waitErr error
+	var wall time.Duration
+	go func() {
+		waitErr = cmd.Wait()
+		wall = time.Since(start)
+		close(ended)
+	}()
+	err := during(ended)
+	<-ended
+	if waitErr != nil {
 		err = errors.Join(err, fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), waitErr, stderr.text))
 	}
 	u := usage{
-		wall: time.Since(start),
+		wall: wall,
 		cpu:  cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(),
 	}
 	if r, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
@@ -62,7 +72,7 @@ func timed(cmd *exec.Cmd, during func() error) (usage, error) {
 	return u, err
 }
 
-func nothing() error { return nil }
+func nothing(<-chan struct{}) error { return nil }
 
 // tail keeps the end of what is written.
 type tail struct{ text []byte }
@@ -102,7 +112,7 @@ log: {level: warn}
 	}
 	during := nothing
 	if w.pause > 0 {
-		during = func() error { return kafka.pause(ctx, w.pause) }
+		during = func(<-chan struct{}) error { return kafka.pause(ctx, w.pause) }
 	}
 	u, err = timed(exec.CommandContext(ctx, b.binary, "run", "--until-caught-up", "-c", config), during)
 	if err != nil {
@@ -111,7 +121,7 @@ log: {level: warn}
 	if w.pause > 0 && u.wall < pauseAfter+w.pause {
 		return u, fmt.Errorf("walrelay was done after %s, before Kafka stood still: give more -rows", u.wall)
 	}
-	return u, kafka.holds(ctx, w.rows)
+	return u, kafka.holds(ctx, "outbox.event.", w.rows)
 }
 
 // kafkaProcess is an embedded Kafka in a process of its own.
@@ -181,10 +191,10 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// holds makes sure that the event topics have at least rows records; markers of
+// holds makes sure that the topics with a prefix have at least rows records; markers of
 // transactions count as offsets, so that it may be more. A fast connector that
 // delivers nothing is no fast connector.
-func (k *kafkaProcess) holds(ctx context.Context, rows int) error {
+func (k *kafkaProcess) holds(ctx context.Context, prefix string, rows int) error {
 	client, err := kgo.NewClient(kgo.SeedBrokers(k.addr))
 	if err != nil {
 		return fmt.Errorf("connect to Kafka: %w", err)
@@ -196,12 +206,12 @@ func (k *kafkaProcess) holds(ctx context.Context, rows int) error {
 	}
 	n := int64(0)
 	ends.Each(func(o kadm.ListedOffset) {
-		if strings.HasPrefix(o.Topic, "outbox.event.") {
+		if strings.HasPrefix(o.Topic, prefix) {
 			n += o.Offset
 		}
 	})
 	if n < int64(rows) {
-		return fmt.Errorf("walrelay ended well, but Kafka holds %d of %d events", n, rows)
+		return fmt.Errorf("walrelay ended well, but Kafka holds %d of %d records", n, rows)
 	}
 	return nil
 }

@@ -30,10 +30,12 @@ func (s spread) format(decimals int) string {
 
 // report prints a table, each cell min / median / max. Ratio is the floor's time
 // divided by walrelay's, pair by pair: 1 would be as fast as throwing it away.
-func report(out io.Writer, results []result) error {
+func report(out io.Writer, results []result, latencies []latency) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%d cores, %s; each cell min / median / max\n\n", runtime.NumCPU(), runtime.Version())
-	fmt.Fprintln(w, "workload\trows\t\twall s\t1000 rows/s\tCPU s per 1M rows\tpeak MiB\tratio to floor")
+	if len(results) > 0 {
+		fmt.Fprintln(w, "workload\trows\t\twall s\t1000 rows/s\tCPU s per 1M rows\tpeak MiB\tratio to floor")
+	}
 	for _, r := range results {
 		name := r.letter + " " + r.name
 		if len(r.floor) > 0 {
@@ -48,7 +50,16 @@ func report(out io.Writer, results []result) error {
 		}
 		fmt.Fprintf(w, "%s\t%d\twalrelay\t%s\t%s\n", name, r.rows, line(r.rows, r.relay), ratio)
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, l := range latencies {
+		fmt.Fprintf(out, "\nL %s (from the commit to a read_committed consumer)", l)
+	}
+	if len(latencies) > 0 {
+		fmt.Fprintln(out)
+	}
+	return nil
 }
 
 func line(rows int, u []usage) string {

@@ -70,12 +70,12 @@ func TestVisibleFindsAHalfThatStays(t *testing.T) {
 func TestSumFindsMoneyThatLeaks(t *testing.T) {
 	truth, log := simulate(5, 200)
 	accounts := truth.table("public.accounts")
-	if vs := Sum(log, testLayout(), accounts, "balance"); len(vs) > 0 {
+	if vs := Sum(log, testLayout(), "balance", accounts); len(vs) > 0 {
 		t.Fatalf("a right log:\n%s", Report(vs, 5))
 	}
 	i := choose(rand.New(rand.NewPCG(1, 1)), log, func(it item) bool { return it.kind == KindUpdate && it.env.Source.Table == "accounts" })
 	without := &Log{Records: slices.Delete(slices.Clone(log.Records), i, i+1), Partitions: log.Partitions}
-	mustViolate(t, "half of a money move", Sum(without, testLayout(), accounts, "balance"))
+	mustViolate(t, "half of a money move", Sum(without, testLayout(), "balance", accounts))
 }
 
 // TestOutboxOrderFindsAStaleEvent puts event n behind event n+1 with a position and

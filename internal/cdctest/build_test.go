@@ -41,6 +41,44 @@ func (b *builder) add(topic string, partition int32, key, value []byte, headers 
 	b.next[id]++
 }
 
+// put adds a record where its key belongs, or in the first partition.
+func (b *builder) put(topic string, key, value []byte, headers map[string]string) {
+	partition := int32(0)
+	if key != nil {
+		partition = PartitionOf(key, b.layout.Partitions)
+	}
+	b.add(topic, partition, key, value, headers)
+}
+
+// read writes a row as the snapshot does, behind the transaction that ends at commit.
+func (b *builder) read(commit checkpoint.LSN, t *Table, row Row) {
+	h := map[string]string{"position": string(checkpoint.AppendSnapshotHeader(nil, commit))}
+	if t.Outbox {
+		c := Change{Op: 'c', Table: t, New: row}
+		for k, v := range event(c).headers {
+			h[k] = v
+		}
+		b.put(b.layout.topic(c), []byte(c.text(row, "aggregate_id")), event(c).value, h)
+		return
+	}
+	b.put(b.layout.tableTopic(t), rowKey(t, row), b.readEnvelope(commit, t, "r", row), h)
+}
+
+// again writes the truncate of a table that is read anew.
+func (b *builder) again(commit checkpoint.LSN, t *Table) {
+	for p := range b.layout.Partitions {
+		b.add(b.layout.tableTopic(t), p, nil, b.readEnvelope(commit, t, "t", nil),
+			map[string]string{"position": string(checkpoint.AppendSnapshotHeader(nil, commit))})
+	}
+}
+
+func (b *builder) readEnvelope(commit checkpoint.LSN, t *Table, op string, row Row) []byte {
+	source := fmt.Sprintf(`{"connector":"walrelay","name":"shop","db":"shop","schema":%q,"table":%q,"tx_id":null,"commit_lsn":%q,"lsn":null,"seq":null,"snapshot":true}`,
+		t.Schema, t.Name, commit)
+	return object([]Member{{"before", json.RawMessage("null")}, {"after", rowJSON(t, row, nil)}, {"op", quote(op)},
+		{"ts_ms", json.RawMessage("1764550000000")}, {"source", json.RawMessage(source)}})
+}
+
 // meta is what a change's records say of their source.
 type meta struct {
 	commit checkpoint.LSN
@@ -57,7 +95,7 @@ func (b *builder) change(m meta, c Change, lacks func(column int) bool) {
 		return map[string]string{"position": string(checkpoint.AppendHeader(nil, m.commit, m.seq))}
 	}
 	put := func(key, value []byte, headers map[string]string) {
-		b.add(topic, PartitionOf(key, b.layout.Partitions), key, value, headers)
+		b.put(topic, key, value, headers)
 	}
 	t := c.Table
 	switch {
@@ -84,7 +122,7 @@ func (b *builder) change(m meta, c Change, lacks func(column int) bool) {
 		put(rowKey(t, c.New), b.envelope(m, c, "u", before, c.New, lacks), head())
 	default:
 		put(rowKey(t, c.Old), b.envelope(m, c, "d", c.Old, nil, nil), head())
-		if !b.layout.NoTombstones {
+		if !b.layout.NoTombstones && !t.Keyless() {
 			put(rowKey(t, c.Old), nil, head())
 		}
 		if c.Op == 'u' {
@@ -124,6 +162,9 @@ func (b *builder) envelope(m meta, c Change, op string, before, after Row, lacks
 }
 
 func rowKey(t *Table, row Row) []byte {
+	if t.Keyless() {
+		return nil
+	}
 	return rowJSON(t, row, func(i int) bool { return !t.Columns[i].Key })
 }
 

@@ -442,7 +442,7 @@ func TestRightLogsPass(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		truth, log := simulate(rapid.Uint64().Draw(t, "seed"), rapid.IntRange(0, 60).Draw(t, "transactions"))
 		vs := Validate(log, truth, testLayout())
-		vs = append(vs, Sum(log, testLayout(), truth.table("public.accounts"), "balance")...)
+		vs = append(vs, Sum(log, testLayout(), "balance", truth.table("public.accounts"))...)
 		vs = append(vs, Atomic(log, 1000)...)
 		if len(vs) > 0 {
 			t.Fatalf("a right log:\n%s", Report(vs, 10))

@@ -53,7 +53,7 @@ func (g *gap) expect(c Change) []expected {
 func (g *gap) deleted(c Change) []expected {
 	key := c.Table.canonicalRowKey(c.Old)
 	list := []expected{{kind: KindDelete, table: c.Table, key: key, before: c.Old, mustBefore: true, keyOnly: !c.Table.Full}}
-	if !g.layout.NoTombstones {
+	if !g.layout.NoTombstones && !c.Table.Keyless() {
 		list = append(list, expected{kind: KindTombstone, table: c.Table, key: key})
 	}
 	return list
@@ -107,7 +107,13 @@ func (e expected) problems(it item) []string {
 			say("the message is %q %v %s, want %q %v %s", m.Prefix, m.Transactional, shorten(m.Content), e.message.Prefix, e.message.Transactional, shorten(e.message.Content))
 		}
 	}
-	if e.kind != KindTruncate {
+	switch {
+	case e.kind == KindTruncate:
+	case e.table != nil && e.table.Keyless():
+		if it.Key != nil {
+			say("its key is %s, want null", shorten(it.Key))
+		}
+	default:
 		if key, err := canonicalKey(it.Key); err != nil || key != e.key {
 			say("its key is %s, want %s", shorten(it.Key), e.key)
 		}

@@ -5,17 +5,26 @@ import (
 	"fmt"
 	"maps"
 	"math/big"
-	"slices"
 	"strings"
+
+	"github.com/walrelay/walrelay/checkpoint"
 )
 
-// folded is a table folded out of its topic: by canonical key, the JSON of each
-// column.
-type folded map[string]map[string]json.RawMessage
+// folded is a table folded out of its topic, by canonical key.
+type folded map[string]foldedRow
+
+// foldedRow is a row with the JSON of each column, and where its records lie.
+type foldedRow struct {
+	partition int32
+	columns   map[string]json.RawMessage
+}
 
 // apply folds in the records of one position. A consumer has all of them when it
 // goes on; that the delete and the create of a key change lie in two partitions
 // must not matter, so the columns to be carried over are read first.
+//
+// A truncate empties its own partition: there is one in each, and the snapshot rows
+// that share a position with it may lie before it or behind it in each.
 func (t folded) apply(f *findings, change []item) {
 	carried := make([]map[string]json.RawMessage, len(change))
 	for i, it := range change {
@@ -24,16 +33,12 @@ func (t folded) apply(f *findings, change []item) {
 			if err != nil {
 				f.at(it.Record, "header previous-key cannot be read: %v", err)
 			}
-			carried[i] = maps.Clone(t[key])
+			carried[i] = maps.Clone(t[key].columns)
 		}
 	}
-	emptied := false
 	for i, it := range change {
 		if it.kind == KindTruncate {
-			if !emptied { // one record per partition says so
-				clear(t)
-			}
-			emptied = true
+			maps.DeleteFunc(t, func(_ string, row foldedRow) bool { return row.partition == it.Partition })
 			continue
 		}
 		key, err := canonicalKey(it.Key)
@@ -45,54 +50,42 @@ func (t folded) apply(f *findings, change []item) {
 		case KindDelete, KindTombstone:
 			delete(t, key)
 		case KindCreate, KindUpdate, KindRead:
-			row := carried[i]
-			if row == nil {
-				row = t[key]
+			columns := carried[i]
+			if columns == nil {
+				columns = t[key].columns
 			}
-			if row == nil {
-				row = map[string]json.RawMessage{}
+			if columns == nil {
+				columns = map[string]json.RawMessage{}
 			}
 			for _, m := range it.env.After {
-				row[m.Name] = m.Raw
+				columns[m.Name] = m.Raw
 			}
-			t[key] = row
+			t[key] = foldedRow{it.Partition, columns}
 		}
 	}
 }
 
-// tableChanges gives a topic's records by position, split where it changes. A
-// record whose position cannot be read is a finding.
-func tableChanges(f *findings, items []item, topic string) [][]item {
+// ofTopic gives the items of a topic, by partition and offset.
+func ofTopic(items []item, topic string) []item {
 	var of []item
 	for _, it := range items {
 		if it.Topic == topic {
 			of = append(of, it)
 		}
 	}
+	return of
+}
+
+// tableChanges gives a topic's records by position, split where it changes.
+func tableChanges(items []item, topic string) [][]item {
+	of := ofTopic(items, topic)
 	byPosition(of)
-	// A truncate of a chunk that is read anew comes first among its snapshot rows.
-	slices.SortStableFunc(of, func(a, b item) int {
-		if c := a.pos.Compare(b.pos); c != 0 || !a.pos.Snapshot {
-			return c
-		}
-		return boolCompare(b.kind == KindTruncate, a.kind == KindTruncate)
-	})
 	return runs(of, func(it item) Position { return it.pos })
 }
 
-func boolCompare(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	default:
-		return -1
-	}
-}
-
 // Fold folds each captured table's topic as a consumer does and compares with the
-// table's rows, column by column.
+// table's rows, column by column. A table without a key is folded by offset, as a bag
+// of rows.
 func Fold(log *Log, truth *Truth, l Layout) []Violation {
 	f := &findings{rule: "Fold"}
 	return f.fold(log.items(f), truth, l)
@@ -103,8 +96,12 @@ func (f *findings) fold(items []item, truth *Truth, l Layout) []Violation {
 		if t.Outbox || !l.captured(t.ID()) {
 			continue
 		}
+		if t.Keyless() {
+			compareBags(f, t, foldBag(f, t, ofTopic(items, l.tableTopic(t))), bagOf(t, truth.Final[t.ID()]))
+			continue
+		}
 		got := folded{}
-		for _, change := range tableChanges(f, items, l.tableTopic(t)) {
+		for _, change := range tableChanges(items, l.tableTopic(t)) {
 			got.apply(f, change)
 		}
 		compareTable(f, t, got, truth.Final[t.ID()])
@@ -123,14 +120,14 @@ func compareTable(f *findings, t *Table, got folded, want []Row) {
 		}
 		for i, c := range t.Columns {
 			v := PlainJSON(c.Type, row[i])
-			if raw, ok := have[c.Name]; !ok {
+			if raw, ok := have.columns[c.Name]; !ok {
 				f.add(where, "column %s never came", c.Name)
 			} else if !sameJSON(raw, v) {
 				f.add(where, "column %s folds to %s, the table has %s", c.Name, shorten(raw), shorten(v))
 			}
 		}
-		if len(have) > len(t.Columns) {
-			f.add(where, "the fold has %d columns, the table %d", len(have), len(t.Columns))
+		if len(have.columns) > len(t.Columns) {
+			f.add(where, "the fold has %d columns, the table %d", len(have.columns), len(t.Columns))
 		}
 		delete(got, key)
 	}
@@ -139,36 +136,80 @@ func compareTable(f *findings, t *Table, got folded, want []Row) {
 	}
 }
 
-// Sum checks money: at the end of every source transaction, in the order of
-// positions, the sum of a column over all rows is what it was after the first one
-// that touched the table. It is NoGap's business whether the rows are the right ones;
-// this one needs no truth.
-func Sum(log *Log, l Layout, t *Table, column string) []Violation {
+// Sum checks money: at the end of every source transaction, in the order of positions,
+// the sum of a column over all rows of the tables is the same. Only moments at which all
+// rows are there count: before a snapshot is done some are missing. It is NoGap's business
+// whether the rows are the right ones; this one needs no truth.
+func Sum(log *Log, l Layout, column string, tables ...*Table) []Violation {
 	f := &findings{rule: "Sum"}
-	rows := folded{}
-	var want *big.Rat
-	changes := tableChanges(f, log.items(f), l.tableTopic(t))
-	for i, change := range changes {
-		rows.apply(f, change)
-		commit := change[0].pos.Commit
-		if i+1 < len(changes) && changes[i+1][0].pos.Commit == commit {
-			continue // in the middle of a transaction money may be on its way
+	topics := map[string]bool{}
+	for _, t := range tables {
+		topics[l.tableTopic(t)] = true
+	}
+	var of []item
+	for _, it := range log.items(f) {
+		if topics[it.Topic] {
+			of = append(of, it)
 		}
-		sum := new(big.Rat)
+	}
+	byPosition(of)
+	commits := runs(of, func(it item) checkpoint.LSN { return it.pos.Commit })
+	rows := 0
+	foldCommits(f, commits, func(_ checkpoint.LSN, state map[string]folded) { rows = countRows(state) })
+	var want *big.Rat
+	foldCommits(&findings{}, commits, func(at checkpoint.LSN, state map[string]folded) {
+		if countRows(state) < rows {
+			return
+		}
+		sum, err := sumOf(state, column)
+		switch {
+		case err != nil:
+			f.add(fmt.Sprintf("after commit %s", at), "%v", err)
+		case want == nil:
+			want = sum
+		case sum.Cmp(want) != 0:
+			f.add(fmt.Sprintf("after commit %s", at), "the sum of %s is %s, it was %s", column, sum.FloatString(2), want.FloatString(2))
+			want = sum // say each leak once
+		}
+	})
+	return f.list
+}
+
+// foldCommits folds topics together, and shows them after each source transaction.
+func foldCommits(f *findings, commits [][]item, after func(at checkpoint.LSN, state map[string]folded)) {
+	state := map[string]folded{}
+	for _, commit := range commits {
+		for _, change := range runs(commit, func(it item) Position { return it.pos }) {
+			for _, part := range runs(change, func(it item) string { return it.Topic }) {
+				topic := part[0].Topic
+				if state[topic] == nil {
+					state[topic] = folded{}
+				}
+				state[topic].apply(f, part)
+			}
+		}
+		after(commit[0].pos.Commit, state)
+	}
+}
+
+func countRows(tables map[string]folded) int {
+	n := 0
+	for _, rows := range tables {
+		n += len(rows)
+	}
+	return n
+}
+
+func sumOf(tables map[string]folded, column string) (*big.Rat, error) {
+	sum := new(big.Rat)
+	for topic, rows := range tables {
 		for key, row := range rows {
-			n, ok := new(big.Rat).SetString(strings.Trim(string(row[column]), `"`))
+			n, ok := new(big.Rat).SetString(strings.Trim(string(row.columns[column]), `"`))
 			if !ok {
-				f.add(t.ID()+" "+key, "column %s is %s, no number", column, row[column])
-				return f.list
+				return nil, fmt.Errorf("%s %s: column %s is %s, no number", topic, key, column, row.columns[column])
 			}
 			sum.Add(sum, n)
 		}
-		if want == nil {
-			want = sum
-		} else if sum.Cmp(want) != 0 {
-			f.add(fmt.Sprintf("%s after commit %s", t.ID(), commit), "the sum of %s is %s, it was %s", column, sum.FloatString(2), want.FloatString(2))
-			want = sum // say each leak once
-		}
 	}
-	return f.list
+	return sum, nil
 }

@@ -13,14 +13,16 @@ import (
 // topic; nothing else is, a rolled-back transaction's work least of all. Commit
 // LSNs agree with the order of commits, as far as that is known.
 //
-// Snapshot rows are not looked at: they repeat what the truth has as changes.
+// Snapshot rows are not looked at: they repeat what the truth has as changes. What
+// they stand for may be missing: transactions from before the slot's beginning, and the
+// changes of a table without a key that came no later than its last row was read.
 func NoGap(log *Log, truth *Truth, l Layout) []Violation {
 	f := &findings{rule: "NoGap"}
 	return f.noGap(log.items(f), truth, l)
 }
 
 func (f *findings) noGap(items []item, truth *Truth, l Layout) []Violation {
-	g := &gap{findings: f, truth: truth, layout: l, txns: index(truth)}
+	g := &gap{findings: f, truth: truth, layout: l, txns: index(truth), early: earlyTxns(items, truth), read: map[string]checkpoint.LSN{}}
 	g.attribute(items)
 	for _, tx := range truth.Committed {
 		g.checkTxn(tx)
@@ -43,6 +45,23 @@ type gap struct {
 	// other way round.
 	commits map[*Txn]checkpoint.LSN
 	owners  map[checkpoint.LSN]*Txn
+	// early tells which transactions lie before the slot's beginning.
+	early func(*Txn) bool
+	// read holds the position of the last snapshot row of each topic.
+	read map[string]checkpoint.LSN
+}
+
+// earlyTxns tells which transactions lie before the slot's beginning, which nothing in
+// the log states: those with a commit LSN below all that the stream delivered, as far
+// as they were committed before the slot was seen.
+func earlyTxns(items []item, truth *Truth) func(*Txn) bool {
+	first := checkpoint.LSN(1<<64 - 1)
+	for _, it := range items {
+		if !it.pos.Snapshot {
+			first = min(first, it.pos.Commit)
+		}
+	}
+	return func(tx *Txn) bool { return tx.Commit != 0 && tx.Commit < first && tx.CommitSent < truth.Started }
 }
 
 // txnIndex finds a transaction by what its records carry.
@@ -80,6 +99,9 @@ func (g *gap) attribute(items []item) {
 	g.owners = map[checkpoint.LSN]*Txn{}
 	for _, it := range items {
 		if it.pos.Snapshot {
+			if it.kind == KindRead {
+				g.read[it.Topic] = max(g.read[it.Topic], it.pos.Commit)
+			}
 			continue
 		}
 		g.groups[it.pos] = append(g.groups[it.pos], it)
@@ -102,6 +124,10 @@ func (g *gap) attribute(items []item) {
 			g.at(it.Record, "of transaction %d, which was rolled back: %s", tx.XID, shorten(it.Value))
 			continue
 		}
+		if tx.Commit != 0 && tx.Commit != it.pos.Commit {
+			g.at(it.Record, "transaction %d has commit LSN %s here, the WAL says %s", tx.XID, it.pos.Commit, tx.Commit)
+			continue
+		}
 		if was, ok := g.commits[tx]; ok && was != it.pos.Commit {
 			g.at(it.Record, "transaction %d has commit LSN %s here and %s elsewhere", tx.XID, it.pos.Commit, was)
 			continue
@@ -117,6 +143,12 @@ func (g *gap) attribute(items []item) {
 // checkTxn compares a committed transaction's records with its changes.
 func (g *gap) checkTxn(tx *Txn) {
 	commit, found := g.commits[tx]
+	if !found && g.early(tx) {
+		return
+	}
+	if !found && tx.Commit != 0 {
+		commit, found = tx.Commit, true // each change will be said to be missing, unless a snapshot has it
+	}
 	seq := uint64(0)
 	for i, c := range g.asDecoded(tx, commit) {
 		pos := Position{Commit: commit, Seq: seq}
@@ -131,6 +163,9 @@ func (g *gap) checkTxn(tx *Txn) {
 		}
 		recs := g.groups[pos]
 		delete(g.groups, pos)
+		if len(recs) == 0 && c.Table != nil && c.Table.Keyless() && commit <= g.read[g.layout.topic(c)] {
+			continue // contained in the rows
+		}
 		if len(recs) == 0 {
 			g.add(what, "missing: no record at %s", pos)
 			continue
@@ -237,6 +272,11 @@ func (g *gap) checkMessages() {
 			left[m]++
 		}
 	}
+	for _, m := range g.truth.EarlyMessages {
+		if g.layout.capturedMessage(m.Prefix) {
+			left[m]++ // may be there
+		}
+	}
 	for pos, recs := range g.groups {
 		it := recs[0]
 		if len(recs) != 1 || it.kind != KindMessage || it.env.Message.Transactional {
@@ -258,6 +298,9 @@ func (g *gap) checkMessages() {
 		if pos.Seq != 0 || it.env.Source.TxID != nil || it.env.TsMs != nil {
 			g.at(it.Record, "a message that is not transactional has seq 0, no tx_id and no ts_ms")
 		}
+	}
+	for _, m := range g.truth.EarlyMessages {
+		left[m]--
 	}
 	for m, n := range left {
 		if n > 0 {

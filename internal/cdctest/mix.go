@@ -11,6 +11,7 @@ import (
 // transaction runs the session's transaction number index. An error of the
 // expected kind rolls it back; any other ends the run.
 func (s *session) transaction(index int) error {
+	s.tx = nil
 	kind := s.chooseKind()
 	commit := s.rng.IntN(100) < 85
 	if kind == nil {
@@ -25,6 +26,13 @@ func (s *session) transaction(index int) error {
 		return err
 	case err != nil || !commit:
 		return s.rollback()
+	case s.w.prepares && s.rng.IntN(s.rareWith(12)) == 0:
+		return s.commitPrepared(index)
+	case s.w.Crashes && s.rng.IntN(20) == 0:
+		if err := s.exec("SET LOCAL synchronous_commit = on"); err != nil {
+			return err
+		}
+		return s.commit()
 	default:
 		return s.commit()
 	}
@@ -55,7 +63,12 @@ func (s *session) loneMessage(index int) error {
 }
 
 // hot draws a key that all sessions use.
-func (s *session) hot() int { return 1 + s.rng.IntN(hotKeys) }
+func (s *session) hot() int {
+	if s.w != nil && s.w.Fill > 0 && s.rng.IntN(2) == 0 {
+		return 1 + s.rng.IntN(s.w.Fill+s.w.Fill/4) // any row, and some that are not there
+	}
+	return 1 + s.rng.IntN(hotKeys)
+}
 
 // own draws a key that only this session uses.
 func (s *session) own() int { return (s.number+1)*ownKeys + s.rng.IntN(20) }
@@ -91,6 +104,9 @@ func (s *session) small(index int) error {
 
 // step is one operation on one row.
 func (s *session) step(key func() int) error {
+	if s.w.Fill > 0 && s.rng.IntN(3) == 0 {
+		return s.filledStep(key)
+	}
 	table := pick(s.rng, "items", "items", "notes", "lines", "docs", "docs", "ledger", "ledger", "scratch", "scratch_too")
 	row, other := s.randomRow(table, key()), s.randomRow(table, key())
 	switch s.rng.IntN(10) {
@@ -117,6 +133,10 @@ func (s *session) randomRow(table string, k int) Row {
 		return row
 	case "notes":
 		return texts(fmt.Sprintf("note <%d> \"ü\"\t\\", k), s.text(40))
+	case "tokens":
+		return texts(tokenID(k), s.text(30), strconv.Itoa(r.IntN(1000)))
+	case "parts":
+		return texts(id, partDay(k), s.text(30))
 	case "lines":
 		return texts(strconv.Itoa(k%3), strconv.Itoa(k), strconv.Itoa(r.IntN(1000)), s.text(10))
 	case "docs":
@@ -155,6 +175,9 @@ func (s *session) body() string {
 func (s *session) money(int) error {
 	from, to := 1+s.rng.IntN(accounts), 1+s.rng.IntN(accounts)
 	amount := fmt.Sprintf("%d.%02d", s.rng.IntN(50), s.rng.IntN(100))
+	if s.w.Fill > 0 {
+		return s.save(amount)
+	}
 	if err := s.add("accounts", "balance", strconv.Itoa(from), "-"+amount); err != nil {
 		return err
 	}
@@ -280,6 +303,9 @@ func (s *session) copied(index int) error {
 
 // emptied truncates, and writes behind it.
 func (s *session) emptied(int) error {
+	if s.w.Fill > 0 {
+		return s.emptiedAndFilled()
+	}
 	tables := pick(s.rng, []string{"scratch"}, []string{"scratch", "scratch_too"}, []string{"scratch_too", "outbox", "scratch"})
 	if err := s.put("scratch", s.randomRow("scratch", s.hot())); err != nil {
 		return err

@@ -3,17 +3,20 @@ package cdctest
 import (
 	"fmt"
 	"regexp"
+	"slices"
 
 	"github.com/walrelay/walrelay/checkpoint"
 )
 
 // Order checks what holds of each partition, read by offset:
 //
-//  1. positions never go back, and from change to change they rise;
+//  1. positions never go back, and from change to change they rise (but for a table
+//     without a key, whose changes may be held while its rows are read);
 //  2. the records of one change stand together in the documented order: an update
 //     alone, a delete with its tombstone, a key change as delete, tombstone, create
 //     (the create in another partition perhaps);
-//  3. the header position says what the source block says;
+//  3. the header position says what the source block says; snapshot rows, and they
+//     alone, have a time and no tx_id, lsn and seq;
 //
 // and of the log as a whole: one commit LSN belongs to one transaction with one
 // time, and each half of a key change has the other.
@@ -28,6 +31,7 @@ func (f *findings) order(items []item, l Layout) []Violation {
 	checkSources(f, items)
 	for _, part := range runs(items, item.partitionID) {
 		checkPositions(f, part)
+		checkReads(f, part)
 		for _, change := range runs(part, func(it item) Position { return it.pos }) {
 			checkShape(f, change, l)
 		}
@@ -37,13 +41,35 @@ func (f *findings) order(items []item, l Layout) []Violation {
 }
 
 func checkPositions(f *findings, part []item) {
+	keyless := slices.ContainsFunc(part, func(it item) bool { return it.Key == nil && it.kind != KindTruncate })
 	for i := 1; i < len(part); i++ {
 		prev, it := part[i-1], part[i]
 		if it.Offset == prev.Offset {
 			f.at(it.Record, "the offset is there twice")
 		}
-		if it.pos.Compare(prev.pos) < 0 {
+		if it.pos.Compare(prev.pos) < 0 && !keyless {
 			f.at(it.Record, "position %s comes behind %s of offset %d: it goes back", it.pos, prev.pos, prev.Offset)
+		}
+	}
+}
+
+// checkReads looks at what the snapshot wrote.
+func checkReads(f *findings, part []item) {
+	for _, it := range part {
+		if (it.kind == KindRead) != it.pos.Snapshot && it.kind != KindTruncate && it.kind != KindEvent {
+			f.at(it.Record, "op %c at position %s: op r and a snapshot's position go together", it.kind, it.pos)
+		}
+		if it.kind == KindRead && (it.env.Before != nil || it.env.After == nil) {
+			f.at(it.Record, "op r has the row as after, and before null")
+		}
+		if it.env == nil || !it.env.Source.Snapshot {
+			continue
+		}
+		if s := it.env.Source; s.TxID != nil || s.LSN != nil || s.Seq != nil {
+			f.at(it.Record, "a snapshot row has no tx_id, lsn and seq")
+		}
+		if it.env.TsMs == nil {
+			f.at(it.Record, "a snapshot row has the time of its chunk as ts_ms")
 		}
 	}
 }
@@ -66,6 +92,9 @@ func checkShape(f *findings, change []item, l Layout) {
 	want := shape
 	if l.NoTombstones {
 		want = shapeNoTombstone
+	}
+	if first.Key == nil && kinds == "d" {
+		return // a tombstone without a key would say nothing
 	}
 	if !want.MatchString(kinds) {
 		f.at(first.Record, "position %s has the records %q here, want one of c u t m, e (event), dx (delete and tombstone), dxc (key change)", first.pos, kinds)

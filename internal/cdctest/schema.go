@@ -3,6 +3,7 @@ package cdctest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -57,6 +58,34 @@ func Tables() []*Table {
 		outboxTable(table("outbox", "id:int8:key event_id:uuid aggregate_id:text aggregate_seq:int8 event_type:text payload:jsonb created_at:timestamptz published_at:timestamptz")),
 	}
 }
+
+// filledSQL makes the tables that a workload has besides when it begins with rows.
+var filledSQL = []string{
+	// Keys that are nowhere near each other.
+	`CREATE TABLE tokens (id uuid PRIMARY KEY, v text, n int)`,
+	// Published as its root; a row may move from leaf to leaf.
+	`CREATE TABLE parts (id int, d date, v text, PRIMARY KEY (id, d)) PARTITION BY RANGE (d)`,
+	`CREATE TABLE parts_a PARTITION OF parts FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')`,
+	`CREATE TABLE parts_b PARTITION OF parts FOR VALUES FROM ('2026-02-01') TO ('2026-03-01')`,
+	// No key, and rows that are equal.
+	`CREATE TABLE heap (a int, b text)`,
+	`ALTER TABLE heap REPLICA IDENTITY FULL`,
+	// The other side of the money.
+	`CREATE TABLE savings (id int PRIMARY KEY, balance numeric(12,2) NOT NULL)`,
+}
+
+// FilledTables describes the tables of a workload that begins with rows.
+func FilledTables() []*Table {
+	return append(Tables(),
+		table("tokens", "id:uuid:key v:text n:int4"),
+		table("parts", "id:int4:key d:date:key v:text"),
+		full(table("heap", "a:int4 b:text")),
+		table("savings", "id:int4:key balance:numeric"),
+	)
+}
+
+// samePartition tells whether two rows of parts lie in one leaf.
+func samePartition(a, b Row) bool { return (*a[1])[:7] == (*b[1])[:7] }
 
 // table reads "name:type[:key|:big] ...".
 func table(name, columns string) *Table {
@@ -137,7 +166,12 @@ func (w *Workload) Setup(ctx context.Context) error {
 		return fmt.Errorf("connect to set the workload up: %w", err)
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	for _, sql := range schemaSQL {
+	w.prepare()
+	statements := schemaSQL
+	if w.Fill > 0 {
+		statements = slices.Concat(schemaSQL, filledSQL)
+	}
+	for _, sql := range statements {
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			return fmt.Errorf("create the workload's tables in an empty database: %w", err)
 		}
@@ -146,5 +180,11 @@ func (w *Workload) Setup(ctx context.Context) error {
 	if _, err := conn.Exec(ctx, lower); err != nil {
 		return fmt.Errorf("set logical_decoding_work_mem: %w", err)
 	}
-	return nil
+	if w.Fill == 0 {
+		return nil
+	}
+	if w.ledger, err = OpenLedger(ctx, w.DSN); err != nil {
+		return err
+	}
+	return w.fill(ctx)
 }

@@ -24,6 +24,7 @@ type session struct {
 	tables map[string]*sqlFor
 	rng    *rand.Rand // of the transaction in hand
 	tx     *Txn
+	gid    string // of the transaction that is being prepared; empty: none
 }
 
 func (s *session) close() { _ = s.conn.Close(s.ctx) }
@@ -31,6 +32,8 @@ func (s *session) close() { _ = s.conn.Close(s.ctx) }
 // begin takes the transaction's id at once, so that a long one is old in every
 // sense.
 func (s *session) begin(index int) error {
+	begun := s.w.clock.Add(1)
+	s.tx = &Txn{}
 	if _, err := s.conn.Exec(s.ctx, "BEGIN"); err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
@@ -42,7 +45,7 @@ func (s *session) begin(index int) error {
 	if err != nil {
 		return fmt.Errorf("read transaction id: %w", err)
 	}
-	s.tx = &Txn{XID: n, Session: s.number, Index: index}
+	s.tx = &Txn{XID: n, Session: s.number, Index: index, Begun: begun}
 	return nil
 }
 
@@ -55,10 +58,15 @@ func (s *session) commit() error {
 	if tag.String() != "COMMIT" { // a failed transaction answers COMMIT with ROLLBACK
 		return fmt.Errorf("commit: PostgreSQL answered %s", tag)
 	}
+	s.committed()
+	return nil
+}
+
+// committed notes that the commit has returned.
+func (s *session) committed() {
 	s.tx.CommitDone = s.w.clock.Add(1)
 	s.w.note(s.tx, true)
 	s.w.commits.Add(1)
-	return nil
 }
 
 func (s *session) rollback() error {
@@ -147,6 +155,11 @@ func (s *session) updateRow(t *sqlFor, set []int, old, row Row) error {
 	sql, args := t.update(set, old, row)
 	rows, err := s.rows(sql, args...)
 	for _, r := range rows {
+		if t.Name == "parts" && !samePartition(old, r) { // the server makes two of it
+			s.did('d', t, old, nil)
+			s.did('c', t, nil, r)
+			continue
+		}
 		s.did('u', t, old, r)
 	}
 	return err

@@ -23,6 +23,7 @@ type simulation struct {
 	commit checkpoint.LSN
 	clock  int64
 	tx     *Txn
+	snap   *simulatedSnapshot // nil: everything is streamed
 }
 
 func testLayout() Layout { return Layout{Prefix: "shop", Partitions: 6} }
@@ -70,15 +71,25 @@ func (s *simulation) transaction(index int, ops func(), commit bool) {
 	s.clock += 2
 	s.tx.CommitSent, s.tx.CommitDone = s.clock-1, s.clock
 	s.truth.Committed = append(s.truth.Committed, s.tx)
+	if s.snap != nil && s.snap.before {
+		s.tx.Commit = s.commit
+		return
+	}
+	if s.snap != nil {
+		s.tx.Commit = s.commit
+	}
 	xid, ts := s.xid, 1_764_550_000_000+int64(s.clock)
 	m := meta{commit: s.commit, xid: &xid, ts: &ts}
 	for _, c := range s.tx.Changes {
 		if !s.b.layout.published(c) {
 			continue
 		}
-		s.b.change(m, c, func(i int) bool {
+		lacks := func(i int) bool {
 			return c.Table != nil && c.Table.Columns[i].Big && c.Old != nil && equalText(c.Old[i], c.New[i])
-		})
+		}
+		if s.snap == nil || s.snap.takes(s, m, c) {
+			s.b.change(m, c, lacks)
+		}
 		m.seq++
 	}
 	if s.rng.IntN(8) == 0 {
@@ -140,6 +151,10 @@ func (s *simulation) rekey(t *Table, from, to Row) {
 func (s *simulation) someOps() {
 	session := &session{rng: s.rng} // for its random rows
 	for range 1 + s.rng.IntN(5) {
+		if s.snap != nil && s.rng.IntN(4) == 0 {
+			s.heapOp()
+			continue
+		}
 		name := pick(s.rng, "items", "notes", "lines", "docs", "docs", "ledger", "scratch")
 		t := s.table(name)
 		row, other := session.randomRow(name, 1+s.rng.IntN(12)), session.randomRow(name, 1+s.rng.IntN(12))

@@ -1,6 +1,10 @@
 package cdctest
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/walrelay/walrelay/checkpoint"
+)
 
 // Truth is what a workload did to the database: the oracle that a log is held
 // against. It is exact as long as every COMMIT's outcome is known.
@@ -15,8 +19,18 @@ type Truth struct {
 	// Messages holds the logical messages that are not transactional. They stay,
 	// whatever became of the transaction around them.
 	Messages []Message
+	// EarlyMessages are those from before Started, which the stream need not have.
+	EarlyMessages []Message
 	// Final holds each table's rows after the last transaction.
 	Final map[string][]Row
+	// Started is a tick, taken when the connector's slot was seen: what was sent to
+	// commit after it must be in the stream. 0 means that all of it must be. What
+	// committed earlier may lie before the slot's beginning, and is then in the tables
+	// that the snapshot reads.
+	Started int64
+	// Passes is, per table, how many times a snapshot of it was asked for beside the
+	// first one.
+	Passes map[string]int
 }
 
 // Table is a table as the workload made it.
@@ -25,6 +39,12 @@ type Table struct {
 	Columns      []Column
 	Full         bool // REPLICA IDENTITY FULL
 	Outbox       bool
+}
+
+// Keyless tells whether the table has no key: its records have the key null and lie in
+// one partition, and its snapshot is read in one piece.
+func (t *Table) Keyless() bool {
+	return !slices.ContainsFunc(t.Columns, func(c Column) bool { return c.Key })
 }
 
 // Column is a column of a Table.
@@ -51,7 +71,11 @@ type Txn struct {
 	// and after it returned: where one transaction's CommitDone is below another's
 	// CommitSent, its commit record comes first.
 	CommitSent, CommitDone int64
-	Changes                []Change // in the order in which they were made, rolled back savepoints left out
+	// Begun is a tick of the same counter, from before its first statement.
+	Begun int64
+	// Commit is where the commit record starts; 0 where nobody asked the WAL (see Ledger).
+	Commit  checkpoint.LSN
+	Changes []Change // in the order in which they were made, rolled back savepoints left out
 }
 
 // Change is one change that a transaction made.

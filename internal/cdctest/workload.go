@@ -33,10 +33,21 @@ type Workload struct {
 	Duration     time.Duration
 	// BigRows is the size of large transactions; 0 means 1500.
 	BigRows int
+	// Fill, if not 0, makes Setup write about so many rows into each table, an outbox's
+	// backlog among them, and the workload write all over them. The connector may then be
+	// started at any time: SlotSeen says when its slot was there. A Ledger tells the truth
+	// where commits lie.
+	Fill int
+	// Crashes tells that the server may crash (with Fill only): sessions reconnect, and the
+	// ledger decides about commits that got no answer or were lost in spite of one.
+	Crashes bool
 
-	commits atomic.Int64 // so that long transactions can wait for others to pass them
-	clock   atomic.Int64 // the ticks of CommitSent and CommitDone
-	ended   chan struct{}
+	ledger   *Ledger
+	started  atomic.Int64 // Truth.Started
+	prepares bool         // the server takes prepared transactions
+	commits  atomic.Int64 // so that long transactions can wait for others to pass them
+	clock    atomic.Int64 // the ticks of CommitSent and CommitDone
+	ended    chan struct{}
 
 	mu    sync.Mutex
 	truth *Truth
@@ -78,10 +89,12 @@ func (w *Workload) Run(ctx context.Context) (*Truth, error) {
 		ctx, cancel = context.WithTimeout(ctx, w.Duration)
 		defer cancel()
 	}
-	w.truth = &Truth{Tables: Tables(), Final: map[string][]Row{}}
+	w.prepare()
 	w.ended = make(chan struct{})
-	if err := w.seedRows(work); err != nil {
-		return nil, fmt.Errorf("write the workload's first rows: %w", err)
+	if w.Fill == 0 {
+		if err := w.seedRows(work); err != nil {
+			return nil, fmt.Errorf("write the workload's first rows: %w", err)
+		}
 	}
 	group, stop := errgroup.WithContext(ctx)
 	var once sync.Once
@@ -102,7 +115,35 @@ func (w *Workload) Run(ctx context.Context) (*Truth, error) {
 	if err := w.readFinal(work); err != nil {
 		return nil, fmt.Errorf("read the final tables: %w", err)
 	}
+	w.truth.Started = w.started.Load()
+	if w.ledger != nil {
+		if err := w.ledger.Settle(work, w.truth, w.Crashes); err != nil {
+			return nil, err
+		}
+	}
 	return w.truth, nil
+}
+
+// prepare makes the truth, once.
+func (w *Workload) prepare() {
+	if w.truth != nil {
+		return
+	}
+	w.truth = &Truth{Tables: Tables(), Final: map[string][]Row{}, Passes: map[string]int{}}
+	if w.Fill > 0 {
+		w.truth.Tables = FilledTables()
+	}
+}
+
+// SlotSeen says that the connector's slot is there: what is committed from now on must be
+// in the stream.
+func (w *Workload) SlotSeen() { w.started.CompareAndSwap(0, w.clock.Add(1)) }
+
+// Asked says that a snapshot of a table was asked for beside the first one.
+func (w *Workload) Asked(table string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.truth.Passes[table]++
 }
 
 // seedRows writes, in one transaction, the accounts and the aggregates' counters.
@@ -147,7 +188,11 @@ func (w *Workload) runSession(ctx, stop context.Context, number int) error {
 	for index := 0; stop.Err() == nil && (w.Transactions == 0 || index < w.Transactions); index++ {
 		s.stop = stop
 		s.rng = rand.New(rand.NewPCG(w.Seed, uint64(number)<<32|uint64(index)))
-		if err := s.transaction(index); err != nil {
+		err := s.transaction(index)
+		if err != nil && w.Crashes && s.conn.IsClosed() {
+			err = s.comeBack()
+		}
+		if err != nil {
 			return fmt.Errorf("transaction %d: %w", index, err)
 		}
 	}
@@ -195,6 +240,10 @@ func (w *Workload) note(tx *Txn, committed bool) {
 func (w *Workload) noteMessage(m Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.Fill > 0 && w.started.Load() == 0 {
+		w.truth.EarlyMessages = append(w.truth.EarlyMessages, m)
+		return
+	}
 	w.truth.Messages = append(w.truth.Messages, m)
 }
 
@@ -236,7 +285,7 @@ func (w *Workload) newSession(ctx context.Context, number int) (*session, error)
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	settings := setSession
-	if number%2 == 1 {
+	if number%2 == 1 || w.Crashes {
 		// Commits that return before their WAL is flushed, which the stream waits for.
 		settings = append(slices.Clone(settings), "SET synchronous_commit = off")
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/internal/harness"
@@ -69,7 +70,7 @@ func TestValidatorsAgreeWithPostgreSQLAboutTheWorkload(t *testing.T) {
 	log := decodeSlot(t, conn, layout, truth)
 	t.Logf("%d records", len(log.Records))
 	violations := Validate(log, truth, layout)
-	violations = append(violations, Sum(log, layout, truth.table("public.accounts"), "balance")...)
+	violations = append(violations, Sum(log, layout, "balance", truth.table("public.accounts"))...)
 	violations = append(violations, Atomic(log, 1<<30)...)
 	if len(violations) > 0 {
 		t.Fatalf("a right log, and %d violations:\n%s", len(violations), Report(violations, 30))
@@ -230,4 +231,83 @@ func tuple(t *Table, data *pglogrepl.TupleData) (row Row, unchanged []int) {
 		}
 	}
 	return row, unchanged
+}
+
+// TestTheFilledWorkloadAgreesWithPostgreSQL does the same for the tables and transactions
+// of a workload that begins with rows, prepared ones among them, through a slot that is
+// made in its middle: what lies before it is early, and the ledger says where.
+func TestTheFilledWorkloadAgreesWithPostgreSQL(t *testing.T) {
+	dsn := harness.Postgres(t, harness.Setting("logical_decoding_work_mem", "64kB"), harness.Setting("max_prepared_transactions", "20")).DSN()
+	w := &Workload{DSN: dsn, Seed: 11, Sessions: 4, Transactions: 150, BigRows: 600, Fill: 120}
+	if err := w.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	conn := mustConnect(t, dsn)
+	var tables []string
+	for _, table := range FilledTables() {
+		if !table.Outbox {
+			tables = append(tables, table.Name)
+		}
+	}
+	mustExec(t, conn, "CREATE PUBLICATION p FOR TABLE "+strings.Join(tables, ", ")+" WITH (publish_via_partition_root)")
+	mustExec(t, conn, "CREATE PUBLICATION p_insert FOR TABLE outbox WITH (publish = 'insert')")
+	group := new(errgroup.Group)
+	var truth *Truth
+	group.Go(func() (err error) {
+		truth, err = w.Run(t.Context())
+		return err
+	})
+	group.Go(func() error {
+		_, err := conn.Exec(t.Context(), "SELECT pg_create_logical_replication_slot('cdctest_'||pg_backend_pid(), 'pgoutput')")
+		w.SlotSeen()
+		return err
+	})
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	t.Log(summary(truth))
+	layout := Layout{Prefix: "shop", Partitions: 6}
+	log := decodeSlot(t, conn, layout, truth)
+	var violations []Violation
+	for _, v := range Validate(log, truth, layout) {
+		// Nobody read the rows from before the slot.
+		if v.Rule != "Fold" && v.Rule != "OutboxOrder" {
+			violations = append(violations, v)
+		}
+	}
+	if len(violations) > 0 {
+		t.Fatalf("a right log, and %d violations:\n%s", len(violations), Report(violations, 30))
+	}
+	seen := map[string]int{}
+	for _, tx := range truth.Committed {
+		if tx.Commit == 0 && len(tx.Changes) > 0 {
+			t.Errorf("transaction %d has no commit LSN", tx.XID)
+		}
+		for _, c := range tx.Changes {
+			if c.Table != nil && tx.Session >= 0 {
+				seen[c.Table.Name+" "+string(c.Op)]++
+			}
+		}
+	}
+	for _, what := range []string{"heap c", "heap u", "heap d", "parts c", "parts d", "parts u", "tokens c", "tokens u", "tokens d", "savings u"} {
+		if seen[what] == 0 {
+			t.Errorf("the workload had no %s: %v", what, seen)
+		}
+	}
+	// The history that the truth tells ends with the tables.
+	h := newHistory(truth)
+	h.forward(func(*Txn) bool { return true })
+	for _, table := range truth.Tables {
+		if table.Keyless() {
+			continue
+		}
+		if got := len(h.tables[table.ID()]); got != len(truth.Final[table.ID()]) {
+			t.Errorf("%s ends with %d rows, the history with %d", table.ID(), len(truth.Final[table.ID()]), got)
+		}
+		for _, row := range truth.Final[table.ID()] {
+			if !slices.EqualFunc(h.tables[table.ID()][table.canonicalRowKey(row)], row, equalText) {
+				t.Errorf("%s: row %s is not that of the history", table.ID(), table.canonicalRowKey(row))
+			}
+		}
+	}
 }

@@ -26,12 +26,19 @@ import (
 // which reaches both through proxies, so that connections can be cut.
 func newStand(t *testing.T) stand {
 	t.Helper()
-	pg := harness.Postgres(t, harness.Setting("logical_decoding_work_mem", "64kB"))
+	return newProcessStand(t, "snapshot: {mode: never}")
+}
+
+// newProcessStand is newStand with the configuration's part on snapshots, and with what the
+// database is to be like.
+func newProcessStand(t *testing.T, snapshot string, options ...harness.PGOption) *processStand {
+	t.Helper()
+	pg := harness.Postgres(t, append(options, harness.Setting("logical_decoding_work_mem", "64kB"))...)
 	kafka := harness.Kafka(t, harness.WithProxy())
 	proxy := harness.StartProxy(t, pg.Server.Addr())
 	name := kafka.Unique()
 	s := &processStand{
-		dsn: pg.DSN(), brokers: kafka.Brokers(), binary: harness.Binary(t), slot: "walrelay_" + name,
+		pg: pg, dsn: pg.DSN(), brokers: kafka.Brokers(), binary: harness.Binary(t), slot: "walrelay_" + name,
 		toDatabase: proxy, toKafka: kafka.Proxies, holder: map[process]int32{},
 	}
 	s.config = filepath.Join(t.TempDir(), "walrelay.yaml")
@@ -45,7 +52,8 @@ outbox:
 topics: {prefix: shop, partitions: 6, replication-factor: 1}
 kafka: {brokers: ["%s"]}
 admin: {listen: ""}
-`, name, pg.ProxyDSN(proxy.Addr()), strings.Join(s.brokers, `", "`))
+%s
+`, name, pg.ProxyDSN(proxy.Addr()), strings.Join(s.brokers, `", "`), snapshot)
 	if err := os.WriteFile(s.config, []byte(yaml), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -54,6 +62,7 @@ admin: {listen: ""}
 
 // processStand is the one kind of stand: real servers, and the binary as a process.
 type processStand struct {
+	pg                        *harness.PG
 	dsn, binary, config, slot string
 	brokers                   []string
 	toDatabase                *harness.Proxy
@@ -116,7 +125,7 @@ func (s *processStand) slotHolder(ctx context.Context) (int32, error) {
 	}
 	defer conn.Close(ctx)
 	var pid int32
-	err = conn.QueryRow(ctx, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL", s.slot).Scan(&pid)
+	err = conn.QueryRow(ctx, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL AND confirmed_flush_lsn IS NOT NULL", s.slot).Scan(&pid)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, nil
 	}
@@ -132,8 +141,8 @@ func (s *processStand) Streaming(ctx context.Context, p process) error {
 	defer tick.Stop()
 	for {
 		now, err := s.slotHolder(ctx)
-		if err != nil {
-			return err
+		if err != nil && ctx.Err() != nil {
+			return err // a server that is down for a moment is waited for
 		}
 		if now != 0 && now != before {
 			return nil

@@ -11,9 +11,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
 	"github.com/walrelay/walrelay/internal/cdctest"
 	"github.com/walrelay/walrelay/internal/killpoint"
-	"golang.org/x/sync/errgroup"
 )
 
 var (
@@ -318,12 +319,18 @@ func (r *run) finish(truth *cdctest.Truth) *cdctest.Log {
 	r.t.Logf("%d transactions committed, %d rolled back, %d records", len(truth.Committed), len(truth.RolledBack), len(log.Records))
 	r.check(cdctest.Validate(log, truth, layout()))
 	r.check(cdctest.Atomic(log, smallRecords))
+	r.check(cdctest.Sum(log, layout(), "balance", money(truth)...))
+	return log
+}
+
+// money gives the tables between which money moves.
+func money(truth *cdctest.Truth) (tables []*cdctest.Table) {
 	for _, table := range truth.Tables {
-		if table.Name == "accounts" {
-			r.check(cdctest.Sum(log, layout(), table, "balance"))
+		if table.Name == "accounts" || table.Name == "savings" {
+			tables = append(tables, table)
 		}
 	}
-	return log
+	return tables
 }
 
 // catchUp runs the connector until everything is delivered, and reads the log.

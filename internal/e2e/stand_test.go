@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
 	"github.com/walrelay/walrelay/internal/cdctest"
 )
 

@@ -3,11 +3,13 @@ package harness
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -87,7 +89,8 @@ func (c *Cluster) WaitCommitted(t testing.TB, topic string, n int) []*kgo.Record
 	return c.Committed(t, topic)
 }
 
-// ends returns the exclusive end of each partition that has something before it.
+// ends returns the exclusive end of each partition that has something before it; of a
+// topic that is not there, nothing.
 func (c *Cluster) ends(ctx context.Context, t testing.TB, topic string, isolation kgo.IsolationLevel) map[int32]int64 {
 	t.Helper()
 	admin := c.admin(t)
@@ -99,6 +102,9 @@ func (c *Cluster) ends(ctx context.Context, t testing.TB, topic string, isolatio
 	starts, err := admin.ListStartOffsets(ctx, topic)
 	if err == nil {
 		err = starts.Error()
+	}
+	if errors.Is(err, kerr.UnknownTopicOrPartition) {
+		return nil // nobody has written to it
 	}
 	if err != nil {
 		t.Fatalf("read where %s starts: %v", topic, err)

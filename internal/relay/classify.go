@@ -14,6 +14,7 @@ import (
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
+	"github.com/walrelay/walrelay/snapshot"
 )
 
 // verdict is what an error that ended a session means.
@@ -40,6 +41,8 @@ func (r *Relay) classify(err error) (verdict, string) {
 		return restart, "publication"
 	case checkpoint.IsRefusal(err):
 		return fatal, "refused"
+	case errors.Is(err, snapshot.ErrBroken):
+		return retry, "snapshot"
 	case errors.As(err, &stop), errors.As(err, &protocol):
 		return fatal, "change"
 	case errors.Is(err, router.ErrFenced):

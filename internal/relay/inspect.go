@@ -56,7 +56,10 @@ func (s *session) inspect(ctx context.Context) (err error) {
 	if err := s.planTables(ctx); err != nil {
 		return err
 	}
-	return replication.VerifyStart(*f)
+	if err := replication.VerifyStart(*f); err != nil {
+		return err
+	}
+	return s.checkReadable(ctx)
 }
 
 // checkTables tries what the configuration says of single tables on their columns, so

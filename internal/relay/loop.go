@@ -10,6 +10,7 @@ import (
 	"github.com/walrelay/walrelay/internal/killpoint"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
+	"github.com/walrelay/walrelay/snapshot"
 )
 
 // loop is the one loop: it takes events from the stream, routes them into a batch,
@@ -37,12 +38,18 @@ type loop struct {
 	tail        checkpoint.Cut // the open source transaction and its changes routed so far
 	tailTime    time.Time      // its commit time
 
+	sent    checkpoint.LSN // up to here the stream has sent everything
+	inTxn   bool           // a source transaction is open
+	now     time.Time      // of this round
+	merging *merging
+
 	urgent    bool      // the server waits for a confirm
 	filledAt  time.Time // when the batch in hand got its first record
 	endedAt   time.Time // when the last delivery ended
 	stalled   bool      // the batch in hand must leave before another event is taken
 	stopping  bool
 	horizons  <-chan checkpoint.Publication
+	news      <-chan news
 	publish   []checkpoint.Publication
 	published bool // publish changed and is not in a checkpoint yet
 }
@@ -74,6 +81,8 @@ func newLoop(s *session, cp checkpoint.Checkpoint) *loop {
 		pos:       cp.Position,
 		committed: cp.Position,
 		publish:   cp.Publications,
+		sent:      s.facts.Slot.ConfirmedFlush,
+		now:       time.Now(),
 	}
 }
 
@@ -147,9 +156,18 @@ func (l *loop) stream(ctx context.Context) error {
 	var budget <-chan time.Time // set once the signal to stop has come
 	stop := ctx.Done()
 	for {
-		drained, err := l.takeEvents(ctx)
+		l.now = time.Now()
+		if err := l.merging.pump(); err != nil {
+			return err
+		}
+		drained, paused, err := l.takeEvents(ctx)
 		if err != nil {
 			return err
+		}
+		if !l.inTxn && !l.stalled && !l.stopping {
+			if err := l.merging.emit(ctx); err != nil {
+				return err
+			}
 		}
 		if l.inFlight == nil {
 			if l.finished() {
@@ -159,16 +177,19 @@ func (l *loop) stream(ctx context.Context) error {
 		}
 		l.s.r.observe(l)
 		wait := timer.C
-		if wake := l.nextWake(); wake > 0 {
+		if wake := l.nextWake(paused); wake > 0 {
 			timer.Reset(wake)
 		} else {
 			wait = nil
 		}
 		ready := l.s.stream.Ready()
-		if l.stalled || l.stopping {
+		if l.stalled || l.stopping || !paused.IsZero() {
 			ready = nil
 		}
 		block := drained || l.stalled || l.stopping
+		if l.merging.rowsComing() && !l.stalled && !l.stopping && !l.inTxn {
+			block = false
+		}
 		if err := l.wait(block, ready, wait, &stop, &budget); err != nil {
 			return err
 		}
@@ -183,6 +204,8 @@ func (l *loop) wait(block bool, ready <-chan struct{}, wake <-chan time.Time, st
 			return l.ended(err)
 		case p := <-l.horizons:
 			return l.horizon(p)
+		case n := <-l.news:
+			return l.hear(n)
 		case <-*stop:
 			l.stop(stop, budget)
 		default:
@@ -196,6 +219,11 @@ func (l *loop) wait(block bool, ready <-chan struct{}, wake <-chan time.Time, st
 		return l.ended(err)
 	case p := <-l.horizons:
 		return l.horizon(p)
+	case n := <-l.news:
+		return l.hear(n)
+	case c := <-l.merging.readers.Chunks():
+		l.now = time.Now()
+		return l.merging.arrived(c)
 	case <-*stop:
 		l.stop(stop, budget)
 	case <-*budget:
@@ -220,30 +248,41 @@ func (l *loop) finished() bool {
 	case l.stopping:
 		return !l.filling.Moved()
 	case l.s.target > 0:
-		return l.committed.LSN >= l.s.target
+		return l.committed.LSN >= l.s.target && l.merging.finished()
+	case l.s.r.o.Snapshot.Only:
+		return l.merging.finished()
 	}
 	return false
 }
 
 // takeEvents routes what has arrived, up to a bound. drained tells that nothing more
-// is there at the moment.
-func (l *loop) takeEvents(ctx context.Context) (drained bool, err error) {
+// is there at the moment, or is to be taken: the stream stands still for the snapshot's
+// sake until paused, which is not zero then.
+func (l *loop) takeEvents(ctx context.Context) (drained bool, paused time.Time, err error) {
 	for range eventsPerLook {
 		if l.stalled || l.stopping {
-			return false, nil
+			return false, paused, nil
+		}
+		if !l.inTxn {
+			if stand, until := l.merging.paused(); stand {
+				if until.IsZero() {
+					until = l.now.Add(time.Second)
+				}
+				return true, until, nil
+			}
 		}
 		ev, err := l.s.stream.TryNext()
 		if err != nil {
-			return false, err
+			return false, paused, err
 		}
 		if ev == nil {
-			return true, nil
+			return true, paused, nil
 		}
 		if err := l.take(ctx, ev); err != nil {
-			return false, err
+			return false, paused, err
 		}
 	}
-	return false, nil
+	return false, paused, nil
 }
 
 func (l *loop) take(ctx context.Context, ev *replication.Event) error {
@@ -251,9 +290,13 @@ func (l *loop) take(ctx context.Context, ev *replication.Event) error {
 	case replication.KindBegin:
 		l.skipTxn = l.pos.HasTransaction(ev.Txn.CommitLSN)
 		l.skipChanges = l.pos.Skip(ev.Txn.CommitLSN)
+		l.inTxn = true
+		l.merging.merger.Begin(ev.Txn.XID, l.sent)
 	case replication.KindChange:
 		return l.change(ctx, ev)
 	case replication.KindCommit:
+		l.inTxn = false
+		l.reached(ev.Txn.EndLSN)
 		if l.skipTxn {
 			l.skipTxn = false
 			return nil
@@ -262,6 +305,7 @@ func (l *loop) take(ctx context.Context, ev *replication.Event) error {
 		l.advance(true)
 	case replication.KindProgress:
 		l.urgent = l.urgent || ev.Urgent
+		l.reached(ev.LSN)
 		if ev.LSN > l.pos.LSN {
 			l.pos.LSN = ev.LSN
 			l.advance(false)
@@ -270,8 +314,15 @@ func (l *loop) take(ctx context.Context, ev *replication.Event) error {
 	return nil
 }
 
+// reached notes that the stream has sent everything that ends at or before lsn.
+func (l *loop) reached(lsn checkpoint.LSN) {
+	l.sent = max(l.sent, lsn)
+	l.merging.merger.Reached(l.sent)
+}
+
 func (l *loop) change(ctx context.Context, ev *replication.Event) error {
 	c := ev.Change
+	verdict := l.merging.passing(c) // what was delivered before the restart, too
 	switch {
 	case c.Txn == nil:
 		if l.pos.HasMessage(c.LSN) {
@@ -280,8 +331,15 @@ func (l *loop) change(ctx context.Context, ev *replication.Event) error {
 	case l.skipTxn || c.Seq < l.skipChanges:
 		return nil // delivered, and counted, before the restart
 	}
-	if err := l.route(ctx, c); err != nil {
-		return err
+	switch verdict {
+	case snapshot.Emit:
+		if err := l.route(ctx, c, l.filling); err != nil {
+			return err
+		}
+	case snapshot.Hold:
+		if err := l.merging.hold(ctx, c); err != nil {
+			return err
+		}
 	}
 	switch {
 	case c.Txn == nil:
@@ -313,12 +371,12 @@ func (l *loop) limit() {
 
 // route appends the change's records; topics that are not known yet are looked up or
 // created first.
-func (l *loop) route(ctx context.Context, c *replication.Change) error {
+func (l *loop) route(ctx context.Context, c *replication.Change, b *router.Batch) error {
 	for {
 		if l.filling.Records() == 0 {
 			l.filledAt = time.Now()
 		}
-		err := l.s.router.Route(c, l.filling)
+		err := l.s.router.Route(c, b)
 		var missing *router.MissingTopicError
 		if !errors.As(err, &missing) {
 			return err
@@ -362,7 +420,7 @@ func (l *loop) advance(ends bool) {
 
 // maybeDeliver starts the delivery of the batch in hand if it is time to.
 func (l *loop) maybeDeliver(drained bool) {
-	if !l.filling.Moved() && !l.published || !l.due(drained) {
+	if !l.filling.Moved() && !l.published && !l.merging.merger.Moving() && !l.merging.requests.moving || !l.due(drained) {
 		return
 	}
 	b := l.filling
@@ -375,6 +433,7 @@ func (l *loop) maybeDeliver(drained bool) {
 	l.filledAt = time.Now()
 	l.limit()
 	cp := checkpoint.Checkpoint{Position: b.Position(), Source: l.s.source, Publications: l.publish}
+	l.merging.checkpoint(&cp)
 	l.s.r.delivering(l.filledAt)
 	l.work <- delivery{batch: b, cp: cp}
 }
@@ -384,8 +443,11 @@ func (l *loop) maybeDeliver(drained bool) {
 // transaction; while more keeps arriving, for longer: then the stream is behind, and
 // larger batches catch up faster.
 func (l *loop) due(drained bool) bool {
-	if l.stopping || l.stalled || l.published {
+	if l.stopping || l.stalled || l.published || l.merging.due(drained) {
 		return true
+	}
+	if l.merging.rowsComing() && !l.filling.Tail() && l.filling.Transactions() == 0 {
+		drained = false // nothing but rows, and more of them are about to come
 	}
 	now := time.Now()
 	if !l.filling.Ready() {
@@ -402,7 +464,20 @@ func (l *loop) due(drained bool) bool {
 const behindFactor = 20
 
 // nextWake is when due has to be asked again though nothing arrives; 0 for never.
-func (l *loop) nextWake() time.Duration {
+func (l *loop) nextWake(paused time.Time) time.Duration {
+	wake := l.merging.wake()
+	if !paused.IsZero() {
+		if d := max(paused.Sub(l.now), time.Millisecond); wake == 0 || d < wake {
+			wake = d
+		}
+	}
+	if d := l.deliveryWake(); d > 0 && (wake == 0 || d < wake) {
+		wake = d
+	}
+	return wake
+}
+
+func (l *loop) deliveryWake() time.Duration {
 	if l.inFlight != nil || l.stopping || !l.filling.Moved() {
 		return 0
 	}
@@ -429,19 +504,42 @@ func (l *loop) delivered() error {
 	b := l.inFlight
 	l.inFlight, l.spare = nil, b
 	l.committed = b.Position()
+	l.merging.delivered()
 	l.endedAt = time.Now()
 	// Invariant 1 (durable before confirmed): the checkpoint with this position is
 	// committed. While a transaction is cut the LSN is the end of the one before it.
-	l.s.stream.Confirm(l.committed.LSN)
+	l.confirm()
 	killpoint.At(killpoint.Confirmed)
 	l.s.r.delivered(b, l.committed)
 	b.Reset()
 	// Not while the run ends, which would leave the batch in hand; nor before the horizon
 	// is in a checkpoint, where the next session finds it.
-	if !l.stopping && !l.published && l.s.waitingPublications(l.publish, l.committed.LSN) {
+	if !l.stopping && !l.published && l.s.waitingPublications(l.publish, l.confirmable()) {
 		return errPublicationsReady
 	}
 	return nil
+}
+
+// confirm lets PostgreSQL forget what is delivered, as far as the snapshot lets it.
+//
+// Invariant 1 (durable before confirmed): never beyond what is committed.
+func (l *loop) confirm() {
+	lsn := l.confirmable()
+	l.s.stream.Confirm(lsn)
+	l.s.r.setConfirmed(lsn)
+}
+
+func (l *loop) confirmable() checkpoint.LSN { return min(l.committed.LSN, l.merging.free) }
+
+// hear takes what the monitor found.
+func (l *loop) hear(n news) error {
+	l.now = time.Now()
+	if n.down != nil && l.merging.merger.Active() {
+		// The server is shutting down, and waits for a confirm that the snapshot does not
+		// let us give: without us it ends at once.
+		return n.down
+	}
+	return l.merging.news(n)
 }
 
 // horizon takes a publication's horizon into the next checkpoint.

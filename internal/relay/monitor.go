@@ -19,12 +19,18 @@ type monitor struct {
 	s        *session
 	log      zerolog.Logger
 	horizons chan checkpoint.Publication
+	news     chan news
 
 	pending []checkpoint.Publication // without a horizon yet
 	bound   checkpoint.XID           // of OpenHorizon; 0 until opened
 
 	conn *replication.Conn
-	said string // the problem said last
+	// primary is where tables are read; the same as conn unless that is a standby.
+	primary *replication.Conn
+	bounds  map[uint32]checkpoint.XID
+	// saidWaiting tells that the transactions that tables wait for were said.
+	saidWaiting bool
+	said        string // the problem said last
 	// stalled is how long Kafka had kept a batch waiting when that was last looked at.
 	stalled time.Duration
 	walls   []wall
@@ -51,6 +57,8 @@ func newMonitor(s *session, publications []checkpoint.Publication) *monitor {
 			m.pending = append(m.pending, p)
 		}
 	}
+	m.news = make(chan news, 16)
+	m.bounds = map[uint32]checkpoint.XID{}
 	return m
 }
 
@@ -67,6 +75,9 @@ func (m *monitor) run(ctx context.Context) {
 		}
 		if err != nil && ctx.Err() == nil {
 			m.report(err)
+			if replication.IsShutdown(err) {
+				m.tell(ctx, news{down: err})
+			}
 			if !checkpoint.IsRefusal(err) {
 				m.disconnect()
 			}
@@ -123,6 +134,12 @@ func (m *monitor) disconnect() {
 		m.log.Debug().Err(err).Msg("monitor connection closed")
 	}
 	m.conn = nil
+	if m.primary != nil {
+		if err := m.primary.Close(ctx); err != nil {
+			m.log.Debug().Err(err).Msg("monitor connection closed")
+		}
+		m.primary = nil
+	}
 }
 
 func (m *monitor) look(ctx context.Context, catalog bool) (err error) {
@@ -140,6 +157,9 @@ func (m *monitor) look(ctx context.Context, catalog bool) (err error) {
 		if err := m.awaitHorizon(ctx); err != nil {
 			return err
 		}
+	}
+	if err := m.snapshots(ctx, catalog); err != nil {
+		return err
 	}
 	if !catalog {
 		if m.said != "" {
@@ -242,7 +262,9 @@ func (m *monitor) publications(ctx context.Context) error {
 	}
 	m.s.r.logChanges(m.log, changes)
 	for _, t := range changes.Added {
-		m.log.Warn().Str("table", t.String()).Msg("streaming this table from here on; rows written to it before are not sent (this version takes no snapshot)")
+		if m.s.r.o.Snapshot.Never {
+			m.log.Warn().Str("table", t.String()).Msg("streaming this table from here on; rows written to it before are not sent (snapshot.mode: never)")
+		}
 	}
 	return refused
 }

@@ -32,6 +32,7 @@ type Options struct {
 	Topics     router.TopicSpec
 	Checkpoint ckafka.Options
 	Router     router.Options
+	Snapshot   SnapshotOptions
 	// MessagePrefixes are the globs of captured messages; with none the message topic
 	// is not created.
 	MessagePrefixes []string
@@ -72,7 +73,8 @@ func (o *Options) plannedTables(plan replication.Plan) []replication.Table {
 type Relay struct {
 	o             Options
 	connect       replication.Connector
-	base          context.Context // not cancelled by the signal to stop
+	primary       replication.Connector // where tables are read
+	base          context.Context       // not cancelled by the signal to stop
 	routerMetrics *router.Metrics
 	metrics       *metrics
 
@@ -93,9 +95,14 @@ type Relay struct {
 
 // New makes a Relay; Run runs it.
 func New(o Options) *Relay {
+	primary := o.Snapshot.PrimaryDSN
+	if primary == "" {
+		primary = o.DSN
+	}
 	return &Relay{
 		o:             o,
 		connect:       replication.NewConnector(o.DSN, o.AppName, o.ConnOptions...),
+		primary:       replication.NewConnector(primary, o.AppName, o.ConnOptions...),
 		routerMetrics: router.NewMetrics(o.Registerer),
 		metrics:       newMetrics(o.Registerer),
 		status:        Status{Phase: PhaseStarting, Since: time.Now()},

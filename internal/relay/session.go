@@ -14,6 +14,7 @@ import (
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
+	"github.com/walrelay/walrelay/snapshot"
 )
 
 // session is one pass from invariant 3's first step to the end of the stream. Every
@@ -41,6 +42,11 @@ type session struct {
 	named   []string       // publications that START_REPLICATION names
 	keys    map[uint32][]string
 	types   *typeCache
+	waits   waits
+	// slotSnapshot is the MVCC snapshot at the creation of the slot, in this session.
+	slotSnapshot string
+	// before are the tables that were published before that.
+	before map[uint32]bool
 }
 
 // newSession makes a session; run must be called.
@@ -112,13 +118,16 @@ func (s *session) prepareSource(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := s.publishedBefore(ctx); err != nil {
+		return err
+	}
 	s.log.Info().Str("slot", s.r.o.Slot).Msg("creating the replication slot; it begins where it is created")
-	lsn, err := replication.CreateSlot(ctx, s.r.connect, s.r.o.Slot, true, s.reportWaiting)
+	slot, err := replication.CreateSlot(ctx, s.r.connect, s.r.o.Slot, true, s.reportWaiting)
 	if err != nil {
 		return fmt.Errorf("create slot %s: %w", s.r.o.Slot, err)
 	}
-	s.created = true
-	s.log.Info().Str("slot", s.r.o.Slot).Stringer("lsn", lsn).Msg("replication slot created")
+	s.created, s.slotSnapshot = true, slot.Snapshot
+	s.log.Info().Str("slot", s.r.o.Slot).Stringer("lsn", slot.LSN).Msg("replication slot created")
 	return s.readSlot(ctx)
 }
 
@@ -241,7 +250,7 @@ func (s *session) takeSlot(ctx context.Context) (err error) {
 // made a publication nameable, and moved the slot and the transaction ids on.
 func (s *session) nameAgain(ctx context.Context, waited bool) (err error) {
 	if waited {
-		s.created = false // whoever made the slot, another instance has used it since
+		s.created, s.slotSnapshot = false, "" // whoever made the slot, another instance has used it since
 		if err := s.readDatabase(ctx); err != nil {
 			return err
 		}
@@ -360,7 +369,7 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 	}
 	if !found {
 		s.start = f.Slot.ConfirmedFlush
-		cp = checkpoint.Checkpoint{Position: checkpoint.Position{LSN: s.start, CommitLSN: s.start}}
+		cp = checkpoint.Checkpoint{Position: checkpoint.Position{LSN: s.start, CommitLSN: s.start}, SlotSnapshot: s.slotSnapshot}
 		s.sayFresh()
 	}
 	// A publication that this session names is one that the next may name too: all that
@@ -388,7 +397,11 @@ func (s *session) resume(ctx context.Context) (checkpoint.Checkpoint, error) {
 func (s *session) sayFresh() {
 	e := s.log.Info().Str("slot", s.r.o.Slot).Stringer("lsn", s.start)
 	if s.created {
-		e.Msg("first start: streaming from the slot's creation; rows that are in the tables already are not sent (this version takes no snapshot)")
+		if s.r.o.Snapshot.Never {
+			e.Msg("first start: streaming from the slot's creation; rows that are in the tables already are not sent (snapshot.mode: never)")
+			return
+		}
+		e.Msg("first start: streaming from the slot's creation, and reading the tables beside the stream")
 		return
 	}
 	e.Msg("no checkpoint: adopted the slot, streaming from its confirmed position")
@@ -465,22 +478,39 @@ func (s *session) ensureTopics(ctx context.Context, names ...string) error {
 // relay streams.
 func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 	l := newLoop(s, cp)
-	s.stream.Confirm(cp.Position.LSN)
+	var err error
+	if l.merging, err = s.newMerging(ctx, l, cp); err != nil {
+		return err
+	}
+	l.merging.readers = snapshot.NewReaders(ctx, snapshot.ReaderOptions{
+		Connect: s.r.primary, N: s.r.o.Snapshot.Readers, Publications: s.named, Logger: s.log.With().Str("component", "snapshot").Logger(),
+	})
+	defer l.merging.readers.Close()
+	if !l.merging.merger.Active() {
+		l.merging.free = cp.Position.LSN
+	}
+	l.confirm()
 	s.r.setPosition(cp.Position)
 	s.r.recovered(s.log)
 	s.r.setPhase(PhaseStreaming)
 	s.log.Info().Stringer("lsn", cp.Position.LSN).Stringer("position", cp.Position).Msg("streaming")
 	ctx, cancel := context.WithCancel(ctx)
 	m := newMonitor(s, cp.Publications)
-	l.horizons = m.horizons
+	l.horizons, l.news = m.horizons, m.news
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
 		m.run(ctx)
 	}()
-	err := l.run(ctx)
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		s.watchRequests(ctx, l.merging.requests.next, m.news)
+	}()
+	err = l.run(ctx)
 	cancel()
 	<-finished
+	<-asked
 	if replication.DecodingFailed(err) && !replication.PublicationTooYoung(err) {
 		return &replication.DecodingError{Slot: s.r.o.Slot, Confirmed: s.stream.Confirmed(), Err: err}
 	}

@@ -45,6 +45,8 @@ type Status struct {
 	BufferBytes  int64     `json:"buffer_bytes"`
 	Transactions uint64    `json:"transactions"`
 	Records      uint64    `json:"records"`
+	// Snapshot is how far the tables are read; absent where none is known.
+	Snapshot *SnapshotStatus `json:"snapshot,omitempty"`
 	// WaitingFor are transactions that the creation of the slot waits for.
 	WaitingFor []string `json:"waiting_for,omitempty"`
 	Problems   []string `json:"problems,omitempty"`
@@ -96,6 +98,9 @@ type metrics struct {
 	lagSeconds  prometheus.Gauge
 	retainedWAL prometheus.Gauge
 	isrShort    prometheus.Gauge
+
+	snapshotRows   *prometheus.CounterVec
+	snapshotTables *prometheus.GaugeVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -115,10 +120,16 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		lagBytes:    gauge("walrelay_lag_bytes", "WAL written and not yet delivered."),
 		lagSeconds:  gauge("walrelay_lag_seconds", "Age of the oldest WAL that is not delivered; 0 when caught up."),
 		retainedWAL: gauge("walrelay_slot_retained_wal_bytes", "WAL that the slot keeps from being removed."),
-		isrShort:    gauge("walrelay_isr_short_partitions", "Partitions written to whose in-sync replicas are fewer than their replicas."),
+		snapshotRows: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walrelay_snapshot_rows_total", Help: "Rows read by snapshots and sent on, by table.",
+		}, []string{"table"}),
+		snapshotTables: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "walrelay_snapshot_tables", Help: "Tables by the state of their snapshot.",
+		}, []string{"state"}),
+		isrShort: gauge("walrelay_isr_short_partitions", "Partitions written to whose in-sync replicas are fewer than their replicas."),
 	}
 	if reg != nil {
-		reg.MustRegister(m.restarts, m.state, m.position, m.confirmed, m.buffer, m.lagBytes, m.lagSeconds, m.retainedWAL, m.isrShort)
+		reg.MustRegister(m.restarts, m.state, m.position, m.confirmed, m.buffer, m.lagBytes, m.lagSeconds, m.retainedWAL, m.isrShort, m.snapshotRows, m.snapshotTables)
 	}
 	return m
 }
@@ -211,6 +222,13 @@ func (r *Relay) setWarnings(log zerolog.Logger, list []string) {
 	}
 }
 
+// setSnapshot notes how far the tables are read.
+func (r *Relay) setSnapshot(s *SnapshotStatus) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status.Snapshot = s
+}
+
 // position is the newest committed one.
 func (r *Relay) position() checkpoint.LSN {
 	r.mu.Lock()
@@ -221,11 +239,18 @@ func (r *Relay) position() checkpoint.LSN {
 // setPosition notes where a session goes on from.
 func (r *Relay) setPosition(p checkpoint.Position) {
 	r.metrics.position.Set(float64(p.LSN))
-	r.metrics.confirmed.Set(float64(p.LSN))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.committed = p.LSN
-	r.status.Position, r.status.Confirmed = p.String(), p.LSN.String()
+	r.status.Position = p.String()
+}
+
+// setConfirmed notes what PostgreSQL may forget.
+func (r *Relay) setConfirmed(lsn checkpoint.LSN) {
+	r.metrics.confirmed.Set(float64(lsn))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status.Confirmed = lsn.String()
 }
 
 // sample takes over what the monitor measured.
