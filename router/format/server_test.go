@@ -12,12 +12,6 @@ import (
 	"github.com/walrelay/walrelay/internal/harness"
 )
 
-// mustDSN gives a PostgreSQL server, as superuser, on which databases may be made.
-func mustDSN(t *testing.T) string {
-	t.Helper()
-	return harness.Postgres(t).Server.DSN()
-}
-
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // server is a database of its own, made for one test.
@@ -30,7 +24,13 @@ type server struct {
 // connects to it the way that walrelay's sessions do.
 func mustServer(t *testing.T) *server {
 	t.Helper()
-	cfg, err := pgconn.ParseConfig(mustDSN(t))
+	return mustServerOf(t, harness.DefaultMajor(t))
+}
+
+// mustServerOf is mustServer on this version.
+func mustServerOf(t *testing.T, major int) *server {
+	t.Helper()
+	cfg, err := pgconn.ParseConfig(harness.Postgres(t, harness.Major(major)).Server.DSN())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func mustServer(t *testing.T) *server {
 		return &server{t: t, conn: conn}
 	}
 	admin := connect(cfg)
-	name := strings.ToLower(fmt.Sprintf("format_%s_%d", t.Name(), os.Getpid()))
+	name := strings.ToLower(fmt.Sprintf("format_%s_%d", strings.ReplaceAll(t.Name(), "/", "_"), os.Getpid()))
 	admin.exec(`CREATE DATABASE ` + name + ` TEMPLATE template0 ENCODING 'UTF8'`)
 	for _, set := range []string{`timezone = 'Asia/Kolkata'`, `datestyle = 'German, DMY'`, `intervalstyle = 'iso_8601'`, `bytea_output = 'escape'`, `extra_float_digits = -3`} {
 		admin.exec(`ALTER DATABASE ` + name + ` SET ` + set)
