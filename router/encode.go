@@ -25,12 +25,19 @@ type tablePlan struct {
 	key     []int // indexes of the record key's columns, in the table's order; nil for none
 	// keyBeyondIdentity tells that updates and deletes do not carry the key.
 	keyBeyondIdentity bool
-	source            []byte // `"connector":…,"table":"orders"`
+
+	// What the shape adds.
+	source             []byte // the part of `source` that is the table's
+	keyHead, valueHead []byte // `{"schema":…,"payload":`, which a brace closes; or empty
+	// wholeBefore writes null for the columns of an old row that PostgreSQL did not
+	// send; else they are left out.
+	wholeBefore bool
 }
 
 type columnPlan struct {
-	name   []byte // `"name":`
-	append format.Append
+	name        []byte // `"name":`
+	append      format.Append
+	unavailable []byte // stands for an unchanged TOAST value; nil: the column is left out
 }
 
 // plan finds or makes the plan of a change's relation.
@@ -74,6 +81,7 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 	if err := r.claimTopic(p); err != nil {
 		return nil, err
 	}
+	var types []*format.Type
 	for _, c := range rel.Columns {
 		t := format.Builtin(c.TypeOID)
 		if t == nil && r.o.Types != nil {
@@ -82,20 +90,13 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 				return nil, fmt.Errorf("look up the type of column %s: %w", c.Name, err)
 			}
 		}
-		p.columns = append(p.columns, columnPlan{name: format.QuoteName(c.Name), append: r.enc.Plain(t)})
+		types = append(types, t)
+		p.columns = append(p.columns, r.shape.column(c, t, &r.enc))
 	}
-	if err := p.chooseKey(r.o.Keys[p.label]); err != nil {
+	if err := p.chooseKey(r.o.Keys[p.label], r.o.Debezium != nil); err != nil {
 		return nil, err
 	}
-	p.source = append(p.source, r.origin...)
-	p.source = append(p.source, `,"schema":`...)
-	var err error
-	if p.source, err = format.AppendString(p.source, []byte(rel.Schema)); err != nil {
-		return nil, err
-	}
-	p.source = append(p.source, `,"table":`...)
-	p.source, err = format.AppendString(p.source, []byte(rel.Name))
-	return p, err
+	return p, r.shape.plan(p, types)
 }
 
 // validTopic is ValidTopicName, and keeps events out of the checkpoint topic: one with
@@ -147,8 +148,11 @@ func (r *Router) meetByTemplate(a, b *replication.Relation) bool {
 	return (a.Schema == b.Schema || !schemaCounts) && (a.Name == b.Name || !tableCounts)
 }
 
-// chooseKey takes the configured key, or the table's own.
-func (p *tablePlan) chooseKey(configured []string) error {
+// chooseKey takes the configured key, or the table's own. Its columns stand in the
+// table's order, in keys too, unless asWritten: Debezium has those of a primary key in
+// the order of its definition, and so can have who goes on with Debezium's topics, where
+// another order would be other keys.
+func (p *tablePlan) chooseKey(configured []string, asWritten bool) error {
 	if len(configured) == 0 {
 		p.key = p.rel.Key()
 		return nil
@@ -159,7 +163,9 @@ func (p *tablePlan) chooseKey(configured []string) error {
 			if c.Name == name {
 				found = true
 				p.keyBeyondIdentity = p.keyBeyondIdentity || !c.Identity
-				p.key = append(p.key, i)
+				if !slices.Contains(p.key, i) {
+					p.key = append(p.key, i)
+				}
 			}
 		}
 		if !found {
@@ -170,39 +176,10 @@ func (p *tablePlan) chooseKey(configured []string) error {
 			}
 		}
 	}
-	slices.Sort(p.key) // columns stand in the table's order, in keys too
-	p.key = slices.Compact(p.key)
+	if !asWritten {
+		slices.Sort(p.key)
+	}
 	return nil
-}
-
-// beginTxn caches what all records of a source transaction share.
-func (r *Router) beginTxn(t *replication.Transaction) {
-	if r.txn == t.CommitLSN {
-		return
-	}
-	r.txn = t.CommitLSN
-	r.tsMillis = append(r.tsMillis[:0], `,"ts_ms":`...)
-	r.tsMillis = strconv.AppendInt(r.tsMillis, t.CommitTime.UnixMilli(), 10)
-	r.tsMillis = append(r.tsMillis, `,"source":{`...)
-	r.txnPart = append(r.txnPart[:0], `,"tx_id":`...)
-	r.txnPart = strconv.AppendUint(r.txnPart, uint64(t.XID), 10)
-	r.txnPart = append(r.txnPart, `,"commit_lsn":"`...)
-	r.txnPart = t.CommitLSN.Append(r.txnPart)
-	r.txnPart = append(r.txnPart, `"`...)
-}
-
-// beginRead caches what all rows of a chunk share, up to the end of their values.
-func (r *Router) beginRead(at *replication.ReadPoint) {
-	if r.read == *at && len(r.readMillis) > 0 {
-		return
-	}
-	r.read = *at
-	r.readMillis = append(r.readMillis[:0], `,"ts_ms":`...)
-	r.readMillis = strconv.AppendInt(r.readMillis, at.Time.UnixMilli(), 10)
-	r.readMillis = append(r.readMillis, `,"source":{`...)
-	r.readPart = append(r.readPart[:0], `,"tx_id":null,"commit_lsn":"`...)
-	r.readPart = at.CommitLSN.Append(r.readPart)
-	r.readPart = append(r.readPart, `","lsn":null,"seq":null,"snapshot":true}}`...)
 }
 
 // rowRecord is one record of a row to be written.
@@ -211,7 +188,16 @@ type rowRecord struct {
 	before, after replication.Tuple
 	beforeIsKey   bool
 	key           replication.Tuple
-	previousKey   span // zero: none
+	// fill has the values that after leaves out.
+	fill  replication.Tuple
+	other otherKey
+}
+
+// otherKey is, of a key change, the key of the other record: the old one beside the new
+// and the new one beside the old. The zero one is none.
+type otherKey struct {
+	header string
+	key    span
 }
 
 // row appends one record of a row: its key, its value, its headers.
@@ -222,29 +208,31 @@ func (r *Router) row(p *tablePlan, c *replication.Change, b *Batch, w rowRecord)
 	} else {
 		at := len(b.arena)
 		var err error
-		if b.arena, err = r.appendKey(b.arena, p, w.key, c.Old); err != nil {
+		if b.arena, err = p.appendKey(b.arena, w.key, c.Old); err != nil {
 			return err
 		}
 		rec.key = b.spanFrom(at)
 	}
 	at := len(b.arena)
+	w.fill = r.fill(p, c)
+	r.writing = w // a pointer to w would make it an allocation per row
 	var err error
-	b.arena = append(b.arena, `{"before":`...)
-	if b.arena, err = r.appendRow(b.arena, p, w.before, nil, w.beforeIsKey); err != nil {
+	if b.arena, err = r.shape.appendRow(b.arena, p, c, &r.writing); err != nil {
 		return err
 	}
-	b.arena = append(b.arena, `,"after":`...)
-	if b.arena, err = r.appendRow(b.arena, p, w.after, r.fill(p, c), false); err != nil {
-		return err
-	}
-	b.arena = r.appendSource(b.arena, p, c, w.op)
 	rec.value = b.spanFrom(at)
-	rec.headers = r.positionHeader(c, b)
-	if w.previousKey.n > 0 {
-		b.headers = append(b.headers, header{name: "previous-key", value: w.previousKey})
-		rec.headers.n++
-	}
+	rec.headers = r.rowHeaders(c, b, w.other)
 	return r.add(b, rec, p.topicName)
+}
+
+// rowHeaders appends the headers of a row's record.
+func (r *Router) rowHeaders(c *replication.Change, b *Batch, other otherKey) span {
+	headers := r.positionHeader(c, b)
+	if other.header != "" {
+		b.headers = append(b.headers, header{name: other.header, value: other.key})
+		headers.n++
+	}
+	return headers
 }
 
 // fill gives the tuple that has the values which the new row of c leaves out: the old
@@ -263,42 +251,12 @@ func (r *Router) fill(p *tablePlan, c *replication.Change) replication.Tuple {
 	return r.filled
 }
 
-// envelope appends a value without rows.
-func (r *Router) envelope(p *tablePlan, c *replication.Change, b *Batch, op replication.Op) span {
-	at := len(b.arena)
-	b.arena = append(b.arena, `{"before":null,"after":null`...)
-	b.arena = r.appendSource(b.arena, p, c, op)
-	return b.spanFrom(at)
-}
-
-// appendSource appends everything behind the rows.
-func (r *Router) appendSource(dst []byte, p *tablePlan, c *replication.Change, op replication.Op) []byte {
-	dst = append(dst, `,"op":"`...)
-	dst = append(dst, byte(op), '"')
-	if c.Read != nil {
-		dst = append(dst, r.readMillis...)
-		dst = append(dst, p.source...)
-		return append(dst, r.readPart...)
-	}
-	dst = append(dst, r.tsMillis...)
-	dst = append(dst, p.source...)
-	dst = append(dst, r.txnPart...)
-	return appendChange(dst, c)
-}
-
-func appendChange(dst []byte, c *replication.Change) []byte {
-	dst = append(dst, `,"lsn":"`...)
-	dst = c.LSN.Append(dst)
-	dst = append(dst, `","seq":`...)
-	dst = strconv.AppendUint(dst, c.Seq, 10)
-	return append(dst, `,"snapshot":false}}`...)
-}
-
 // appendRow appends a row as a JSON object, or null where there is none. onlyKey
-// leaves out the columns outside the replica identity, which hold nothing. A value
+// leaves out the columns outside the replica identity, which hold nothing, or writes
+// null for them. A value
 // that the WAL lacks is taken from fill; where that lacks it too it is left out, or
 // marked.
-func (r *Router) appendRow(dst []byte, p *tablePlan, row, fill replication.Tuple, onlyKey bool) ([]byte, error) {
+func (p *tablePlan) appendRow(dst []byte, row, fill replication.Tuple, onlyKey bool) ([]byte, error) {
 	if len(row) == 0 {
 		return append(dst, "null"...), nil
 	}
@@ -307,12 +265,15 @@ func (r *Router) appendRow(dst []byte, p *tablePlan, row, fill replication.Tuple
 	for i := range row {
 		v := &row[i]
 		if onlyKey && !p.rel.Columns[i].Identity {
-			continue
+			if !p.wholeBefore {
+				continue
+			}
+			v = &replication.Value{Kind: replication.ValueNull}
 		}
 		if v.Kind == replication.ValueUnchanged && len(fill) > 0 {
 			v = &fill[i]
 		}
-		if v.Kind == replication.ValueUnchanged && r.toast == nil {
+		if v.Kind == replication.ValueUnchanged && p.columns[i].unavailable == nil {
 			continue
 		}
 		if sep {
@@ -321,19 +282,19 @@ func (r *Router) appendRow(dst []byte, p *tablePlan, row, fill replication.Tuple
 		sep = true
 		dst = append(dst, p.columns[i].name...)
 		var err error
-		if dst, err = r.appendValue(dst, p, i, v); err != nil {
+		if dst, err = p.appendValue(dst, i, v); err != nil {
 			return dst, err
 		}
 	}
 	return append(dst, '}'), nil
 }
 
-func (r *Router) appendValue(dst []byte, p *tablePlan, i int, v *replication.Value) ([]byte, error) {
+func (p *tablePlan) appendValue(dst []byte, i int, v *replication.Value) ([]byte, error) {
 	switch v.Kind {
 	case replication.ValueNull:
 		return append(dst, "null"...), nil
 	case replication.ValueUnchanged:
-		return append(dst, r.toast...), nil
+		return append(dst, p.columns[i].unavailable...), nil
 	}
 	dst, err := p.columns[i].append(dst, v.Text)
 	if err != nil {
@@ -344,7 +305,8 @@ func (r *Router) appendValue(dst []byte, p *tablePlan, i int, v *replication.Val
 
 // appendKey appends the record key. A key column whose value is unchanged TOAST has
 // it in old, since PostgreSQL sends such an identity with every update.
-func (r *Router) appendKey(dst []byte, p *tablePlan, row, old replication.Tuple) ([]byte, error) {
+func (p *tablePlan) appendKey(dst []byte, row, old replication.Tuple) ([]byte, error) {
+	dst = append(dst, p.keyHead...)
 	dst = append(dst, '{')
 	for n, i := range p.key {
 		v := &row[i]
@@ -359,50 +321,44 @@ func (r *Router) appendKey(dst []byte, p *tablePlan, row, old replication.Tuple)
 		}
 		dst = append(dst, p.columns[i].name...)
 		var err error
-		if dst, err = r.appendValue(dst, p, i, v); err != nil {
+		if dst, err = p.appendValue(dst, i, v); err != nil {
 			return dst, err
 		}
 	}
-	return append(dst, '}'), nil
+	dst = append(dst, '}')
+	if len(p.keyHead) > 0 {
+		dst = append(dst, '}')
+	}
+	return dst, nil
+}
+
+// keyPayload is the part of a record's key that is the columns' object.
+func (p *tablePlan) keyPayload(key span) span {
+	if len(p.keyHead) == 0 {
+		return key
+	}
+	return span{at: key.at + len(p.keyHead), n: key.n - len(p.keyHead) - len("}")}
 }
 
 // encodeMessage appends key and value of a logical message.
 func (r *Router) encodeMessage(c *replication.Change, b *Batch) (key, value span, err error) {
+	if c.Txn != nil {
+		r.shape.beginTxn(c.Txn)
+	}
 	at := len(b.arena)
-	if b.arena, err = appendMessageKey(b.arena, c); err != nil {
+	if b.arena, err = r.shape.appendMessageKey(b.arena, c); err == nil {
+		key = b.spanFrom(at)
+		at = len(b.arena)
+		b.arena, err = r.shape.appendMessage(b.arena, c)
+	}
+	if err != nil {
 		return nullSpan, nullSpan, &RouteError{Reason: ReasonEncode, Detail: fmt.Sprintf("message prefix: %v", err)}
 	}
-	key = b.spanFrom(at)
-
-	at = len(b.arena)
-	b.arena = append(b.arena, `{"message":`...)
-	b.arena = append(b.arena, b.bytes(span{at: key.at, n: key.n - 1})...) // up to the closing brace
-	b.arena = append(b.arena, `,"transactional":`...)
-	b.arena = strconv.AppendBool(b.arena, c.Message.Transactional)
-	b.arena = append(b.arena, `,"content":`...)
-	b.arena = format.AppendBase64(b.arena, c.Message.Content)
-	b.arena = append(b.arena, `},"op":"m"`...)
-	if c.Txn != nil {
-		r.beginTxn(c.Txn)
-		b.arena = append(b.arena, r.tsMillis...)
-	} else {
-		b.arena = append(b.arena, `,"ts_ms":null,"source":{`...)
-	}
-	b.arena = append(b.arena, r.origin...)
-	b.arena = append(b.arena, `,"schema":null,"table":null`...)
-	if c.Txn != nil {
-		b.arena = append(b.arena, r.txnPart...)
-	} else {
-		b.arena = append(b.arena, `,"tx_id":null,"commit_lsn":"`...)
-		b.arena = messageCommit(c).Append(b.arena)
-		b.arena = append(b.arena, '"')
-	}
-	b.arena = appendChange(b.arena, c)
 	return key, b.spanFrom(at), nil
 }
 
-// appendMessageKey appends the key of a logical message, {"prefix":…}.
-func appendMessageKey(dst []byte, c *replication.Change) ([]byte, error) {
+// appendPrefix appends the object that names a logical message's prefix, {"prefix":…}.
+func appendPrefix(dst []byte, c *replication.Change) ([]byte, error) {
 	dst = append(dst, `{"prefix":`...)
 	dst, err := format.AppendString(dst, []byte(c.Message.Prefix))
 	return append(dst, '}'), err
@@ -435,7 +391,7 @@ func (r *Router) deadLetterKey(c *replication.Change, b *Batch, most int) span {
 
 func (r *Router) appendDeadLetterKey(dst []byte, c *replication.Change) ([]byte, bool) {
 	if c.Relation == nil {
-		dst, err := appendMessageKey(dst, c)
+		dst, err := r.shape.appendMessageKey(dst, c)
 		return dst, err == nil
 	}
 	p, err := r.plan(c)
@@ -452,7 +408,7 @@ func (r *Router) appendDeadLetterKey(dst []byte, c *replication.Change) ([]byte,
 	if p.key == nil || len(row) == 0 {
 		return dst, false
 	}
-	dst, err = r.appendKey(dst, p, row, c.Old)
+	dst, err = p.appendKey(dst, row, c.Old)
 	return dst, err == nil
 }
 

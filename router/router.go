@@ -32,6 +32,14 @@ type Options struct {
 	Tombstones bool
 	// ToastMarker stands for an unchanged TOAST value; nil leaves the column out.
 	ToastMarker *string
+	// Debezium makes records of `types: debezium`; nil makes plain ones.
+	Debezium *DebeziumOptions
+	// Unwrapped leaves out the envelope: a value is the row itself.
+	Unwrapped bool
+	// DeletedField puts a last value with "__deleted":true before an unwrapped row's
+	// tombstone. Rows of tables without a key have it in any case: no tombstone tells
+	// which of them is gone.
+	DeletedField bool
 
 	// CheckpointTopic is where the stored position is; no change may be routed there.
 	CheckpointTopic string
@@ -64,25 +72,17 @@ type Router struct {
 	// stream's, and the two take turns.
 	readPlans map[uint32]*tablePlan
 	last      *tablePlan
-	toast     []byte // the marker as JSON
-	origin    []byte // `"connector":"walrelay","name":…,"db":…`
+	shape     shape
 	// claimed remembers which table has which topic, so that two never meet in one
 	// because characters were rewritten.
 	claimed map[string]*replication.Relation
 
 	rejected map[string]string // topics of events that Kafka does not take, and why
 
-	txn      checkpoint.LSN // whose fragments are cached
-	tsMillis []byte         // `,"ts_ms":…,"source":{`
-	txnPart  []byte         // `,"tx_id":…,"commit_lsn":"…"`
-
-	read       replication.ReadPoint // whose fragments are cached
-	readMillis []byte                // as tsMillis; empty before the first
-	readPart   []byte                // `,"tx_id":null,"commit_lsn":"…","lsn":null,…}}`, to the end
-
 	scratch scratch
 	event   event
 	filled  replication.Tuple // reused by fill
+	writing rowRecord         // reused by row
 }
 
 // NewRouter makes a Router.
@@ -92,16 +92,8 @@ func NewRouter(o Options, topics Topics) (*Router, error) {
 		claimed: map[string]*replication.Relation{},
 	}
 	var err error
-	if r.origin, err = format.AppendString(append(r.origin, `"connector":"walrelay","name":`...), []byte(o.Name)); err != nil {
-		return nil, fmt.Errorf("encode name: %w", err)
-	}
-	if r.origin, err = format.AppendString(append(r.origin, `,"db":`...), []byte(o.Database)); err != nil {
-		return nil, fmt.Errorf("encode the database's name: %w", err)
-	}
-	if o.ToastMarker != nil {
-		if r.toast, err = format.AppendString(nil, []byte(*o.ToastMarker)); err != nil {
-			return nil, fmt.Errorf("encode toast-marker: %w", err)
-		}
+	if r.shape, err = newShape(o); err != nil {
+		return nil, err
 	}
 	return r, nil
 }
@@ -228,9 +220,9 @@ func (r *Router) route(c *replication.Change, b *Batch) error {
 		}
 	}
 	if c.Read != nil {
-		r.beginRead(c.Read)
+		r.shape.beginRead(c.Read)
 	} else {
-		r.beginTxn(c.Txn)
+		r.shape.beginTxn(c.Txn)
 	}
 	switch c.Op {
 	case replication.OpCreate, replication.OpRead:
@@ -238,7 +230,7 @@ func (r *Router) route(c *replication.Change, b *Batch) error {
 	case replication.OpUpdate:
 		return r.update(p, c, b)
 	case replication.OpDelete:
-		return r.delete(p, c, b)
+		return r.delete(p, c, b, otherKey{})
 	case replication.OpTruncate:
 		return r.truncate(p, c, b)
 	}
@@ -256,27 +248,64 @@ func (r *Router) update(p *tablePlan, c *replication.Change, b *Batch) error {
 		// that is stored out of line, or where source.keys names a part of it).
 		return r.row(p, c, b, rowRecord{op: c.Op, before: c.Old, beforeIsKey: c.OldIsKey, after: c.New, key: c.New})
 	}
-	if err := r.delete(p, c, b); err != nil {
+	var moved otherKey
+	if r.o.Debezium != nil {
+		at := len(b.arena)
+		var err error
+		if b.arena, err = p.appendKey(b.arena, c.New, c.Old); err != nil {
+			return err
+		}
+		moved = otherKey{header: headerNewKey, key: p.keyPayload(b.spanFrom(at))}
+	}
+	if err := r.delete(p, c, b, moved); err != nil {
 		return err
 	}
-	old := b.records[len(b.records)-1].key
-	return r.row(p, c, b, rowRecord{op: replication.OpCreate, after: c.New, key: c.New, previousKey: old})
+	old := otherKey{header: headerPreviousKey, key: b.records[len(b.records)-1].key}
+	if r.o.Debezium != nil {
+		old = otherKey{header: headerOldKey, key: p.keyPayload(old.key)}
+	}
+	return r.row(p, c, b, rowRecord{op: replication.OpCreate, after: c.New, key: c.New, other: old})
 }
 
-// delete gives the delete and its tombstone.
-func (r *Router) delete(p *tablePlan, c *replication.Change, b *Batch) error {
+// The headers of a key change. Plain records have one, on the new key's record, whose
+// value is the old key as it stands.
+const (
+	headerPreviousKey = "previous-key"
+	headerNewKey      = "__debezium.newkey"
+	headerOldKey      = "__debezium.oldkey"
+)
+
+// delete gives the delete and its tombstone; moved is the key that the row has now.
+func (r *Router) delete(p *tablePlan, c *replication.Change, b *Batch, moved otherKey) error {
 	if err := p.needsIdentity(); err != nil {
 		return err
 	}
-	if err := r.row(p, c, b, rowRecord{op: replication.OpDelete, before: c.Old, beforeIsKey: c.OldIsKey, key: c.Old}); err != nil {
-		return err
+	key := nullSpan
+	if r.o.Unwrapped && !r.o.DeletedField && p.key != nil {
+		at := len(b.arena)
+		var err error
+		if b.arena, err = p.appendKey(b.arena, c.Old, nil); err != nil {
+			return err
+		}
+		key = b.spanFrom(at)
+	} else {
+		w := rowRecord{op: replication.OpDelete, before: c.Old, beforeIsKey: c.OldIsKey, key: c.Old, other: moved}
+		if err := r.row(p, c, b, w); err != nil {
+			return err
+		}
+		if !r.o.Tombstones {
+			return nil
+		}
+		key = b.records[len(b.records)-1].key
 	}
-	if !r.o.Tombstones || p.key == nil {
-		return nil // a tombstone without a key would say nothing
+	where := placeByKey
+	if p.key == nil {
+		if r.o.Debezium == nil || r.o.Unwrapped {
+			return nil // a tombstone without a key would say nothing
+		}
+		where = placeAlone // and says nothing, but Debezium sends it
 	}
-	d := b.records[len(b.records)-1]
-	headers := r.positionHeader(c, b)
-	return r.add(b, record{topic: p.topic, key: d.key, value: nullSpan, headers: headers}, p.topicName)
+	return r.add(b, record{topic: p.topic, key: key, value: nullSpan, headers: r.rowHeaders(c, b, moved), where: where}, p.topicName)
 }
 
 // truncate gives one record for every partition, so that each partition's order
@@ -288,7 +317,9 @@ func (r *Router) truncate(p *tablePlan, c *replication.Change, b *Batch) error {
 		b.arena = append(b.arena, "{}"...)
 		key = b.spanFrom(at)
 	}
-	value := r.envelope(p, c, b, replication.OpTruncate)
+	at := len(b.arena)
+	b.arena = r.shape.appendTruncate(b.arena, p, c)
+	value := b.spanFrom(at)
 	headers := r.positionHeader(c, b)
 	return r.add(b, record{topic: p.topic, key: key, value: value, headers: headers, where: placeEvery}, p.topicName)
 }

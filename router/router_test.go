@@ -270,12 +270,21 @@ func TestRouteDoesNotAllocate(t *testing.T) {
 	row.Relation.OID++
 	update := *row
 	update.Op, update.Old, update.OldIsKey = replication.OpUpdate, slices.Clone(row.New), true
+	moved := update
+	moved.Old = slices.Clone(row.New)
+	moved.Old[0].Text = []byte("7")
 	for name, c := range map[string]*replication.Change{
-		"row": row, "update with key": &update, "event": event, "message": messageOf("hello"),
+		"row": row, "update with key": &update, "key change": &moved, "event": event, "message": messageOf("hello"),
 		"snapshot row": readOf(row), "snapshot event": readOf(event),
+		"debezium row": row, "debezium key change": &moved, "debezium message": messageOf("hello"), "debezium snapshot row": readOf(row),
+		"unwrapped key change": &moved,
 	} {
 		o := testOptions()
 		o.Outbox = []OutboxOptions{outbox}
+		if strings.HasPrefix(name, "debezium") {
+			o.Debezium = &DebeziumOptions{Schemas: true}
+		}
+		o.Unwrapped = strings.HasPrefix(name, "unwrapped")
 		r := mustRouter(t, o, newFixedTopics())
 		b := NewBatch(Limits{Bytes: 1 << 20, Records: 1000})
 		allocs := testing.AllocsPerRun(100, func() {
@@ -352,6 +361,20 @@ func benchmarkRoute(b *testing.B, c *replication.Change, o Options) {
 }
 
 func BenchmarkRouteRow(b *testing.B) { benchmarkRoute(b, wideRow(b), testOptions()) }
+
+// BenchmarkRouteDebeziumRow is the same row under types debezium, which may cost 1.5
+// times as much.
+func BenchmarkRouteDebeziumRow(b *testing.B) {
+	o := testOptions()
+	o.Debezium = &DebeziumOptions{}
+	benchmarkRoute(b, wideRow(b), o)
+}
+
+func BenchmarkRouteBareRow(b *testing.B) {
+	o := testOptions()
+	o.Unwrapped = true
+	benchmarkRoute(b, wideRow(b), o)
+}
 
 // BenchmarkRouteRead is what a snapshot costs per row, ten columns wide.
 func BenchmarkRouteRead(b *testing.B) { benchmarkRoute(b, readOf(wideRow(b)), testOptions()) }

@@ -27,6 +27,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the router does into testd
 // record with the file's section `want`. The section `input` has a line for each thing:
 //
 //	option NAME VALUE…        see routeScript.option; before the first relation
+//	option debezium K=V…      see routeScript.debezium
 //	relation T SCHEMA NAME I  table T, I its replica identity (d, n, f or i), its columns in the indented lines:
 //	  NAME TYPE [key] [pk]    key: part of the replica identity; pk: of the primary key that the catalog tells
 //	begin XID LSN TIME        a source transaction with this commit LSN and time; its changes have seq 0, 1, …
@@ -249,6 +250,12 @@ func (s *routeScript) option(name string, w []word) error {
 	case "toast-marker":
 		marker := text(0)
 		s.o.ToastMarker = &marker
+	case "debezium":
+		return s.debezium(w)
+	case "unwrapped":
+		s.o.Unwrapped = true
+	case "deleted-field":
+		s.o.DeletedField = true
 	case "keys":
 		if s.o.Keys == nil {
 			s.o.Keys = map[string][]string{}
@@ -285,6 +292,27 @@ func (s *routeScript) option(name string, w []word) error {
 	default:
 		return fmt.Errorf("no option %s", name)
 	}
+	return nil
+}
+
+// debezium reads OPTION=VALUE… of format.debezium.
+func (s *routeScript) debezium(w []word) error {
+	d := &DebeziumOptions{}
+	for _, v := range w {
+		switch key, value, _ := strings.Cut(v.text, "="); key {
+		case "schemas":
+			d.Schemas = true
+		case "binary":
+			d.Binary = value
+		case "decimal":
+			d.Decimal = value
+		case "placeholder":
+			d.Unavailable = value
+		default:
+			return fmt.Errorf("no Debezium option %s", key)
+		}
+	}
+	s.o.Debezium = d
 	return nil
 }
 

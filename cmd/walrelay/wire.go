@@ -16,6 +16,7 @@ import (
 	"github.com/walrelay/walrelay/internal/relay"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
+	"github.com/walrelay/walrelay/router/format"
 )
 
 // relayOptions turns the configuration into the options of each package. This is the
@@ -39,6 +40,8 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 		MessageTopic:    prefix(c.Topics.Message),
 		Prefix:          c.Topics.Prefix,
 		Tombstones:      c.Format.Tombstones,
+		Unwrapped:       !c.Format.Envelope,
+		DeletedField:    c.Format.Deletes == config.DeletesField,
 		DeadLetterTopic: prefix(c.DeadLetter.Topic),
 		CheckpointTopic: c.Kafka.CheckpointTopic,
 	}
@@ -47,6 +50,15 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 	}
 	if c.Format.TOAST == config.TOASTMarker {
 		ro.ToastMarker = &c.Format.TOASTMarker
+	}
+	if d := c.Format.Debezium; c.Format.Types == config.TypesDebezium {
+		ro.Debezium = &router.DebeziumOptions{
+			Debezium: format.Debezium{
+				Decimal: d.DecimalHandling, Time: d.TimePrecision, Interval: d.IntervalHandling, Binary: d.BinaryHandling,
+				Hstore: d.HstoreHandling, Unavailable: d.Placeholder,
+			},
+			Schemas: d.SchemasEnable,
+		}
 	}
 	publications := replication.PlanOptions{
 		Publication:    c.Source.Publication,

@@ -92,11 +92,26 @@ type Topics struct {
 // Format says what a record's value looks like.
 type Format struct {
 	Value       string `yaml:"value"` // json
-	Types       string `yaml:"types"` // plain
+	Types       string `yaml:"types"` // plain | debezium
 	Envelope    bool   `yaml:"envelope"`
+	Deletes     string `yaml:"deletes"` // tombstone | field
 	Tombstones  bool   `yaml:"tombstones"`
 	TOAST       string `yaml:"toast"` // omit | marker
 	TOASTMarker string `yaml:"toast-marker"`
+	// Debezium holds with types debezium.
+	Debezium Debezium `yaml:"debezium"`
+}
+
+// Debezium says how records of types debezium differ from Debezium's defaults, in the
+// words of Debezium's own options.
+type Debezium struct {
+	DecimalHandling  string `yaml:"decimal-handling"`  // precise | string | double
+	TimePrecision    string `yaml:"time-precision"`    // adaptive | adaptive_time_microseconds | connect | isostring
+	IntervalHandling string `yaml:"interval-handling"` // numeric | string
+	BinaryHandling   string `yaml:"binary-handling"`   // bytes | base64 | base64-url-safe | hex
+	HstoreHandling   string `yaml:"hstore-handling"`   // json | map
+	Placeholder      string `yaml:"unavailable-value-placeholder"`
+	SchemasEnable    bool   `yaml:"schemas-enable"`
 }
 
 // Kafka says how the cluster is reached and under which identity.
@@ -175,6 +190,12 @@ const (
 	NullPayloadTombstone = "tombstone"
 	NullPayloadNull      = "null"
 
+	TypesPlain    = "plain"
+	TypesDebezium = "debezium"
+
+	DeletesTombstone = "tombstone"
+	DeletesField     = "field"
+
 	TOASTOmit   = "omit"
 	TOASTMarker = "marker"
 
@@ -216,8 +237,12 @@ func Default() Config {
 			Create:            true,
 		},
 		Format: Format{
-			Value: "json", Types: "plain", Envelope: true, Tombstones: true,
+			Value: "json", Types: TypesPlain, Envelope: true, Deletes: DeletesTombstone, Tombstones: true,
 			TOAST: TOASTOmit, TOASTMarker: "__walrelay_unchanged",
+			Debezium: Debezium{
+				DecimalHandling: "precise", TimePrecision: "adaptive", IntervalHandling: "numeric", BinaryHandling: "bytes",
+				HstoreHandling: "json", Placeholder: "__debezium_unavailable_value",
+			},
 		},
 		Kafka: Kafka{Compression: "lz4", TransactionTimeout: Duration(60 * time.Second)},
 		Batch: Batch{MaxBytes: 8 << 20, MaxRecords: 20000, MaxDelay: Duration(5 * time.Millisecond)},

@@ -95,7 +95,10 @@ func TestEverythingSet(t *testing.T) {
 			Prefix: "eu", Table: "{prefix}.{table}", Message: "m", Partitions: 12, ReplicationFactor: 3,
 			Config: map[string]string{"min.insync.replicas": "2", "retention.ms": "-1"}, Create: false,
 		},
-		Format: Format{Value: "json", Types: "plain", Envelope: true, Tombstones: false, TOAST: TOASTMarker, TOASTMarker: "?"},
+		Format: Format{
+			Value: "json", Types: TypesPlain, Envelope: false, Deletes: DeletesField, Tombstones: false, TOAST: TOASTMarker, TOASTMarker: "?",
+			Debezium: Debezium{DecimalHandling: "string", TimePrecision: "connect", IntervalHandling: "string", BinaryHandling: "hex", HstoreHandling: "map", Placeholder: "gone", SchemasEnable: true},
+		},
 		Kafka: Kafka{
 			Brokers: []string{"a:9092", "[::1]:9093"}, TLS: TLS{Enabled: true, CA: "/ca.pem", Cert: "/c.pem", Key: "/k.pem"},
 			SASL:        SASL{Mechanism: SASLSCRAM512, Username: "from file", Password: NewSecret("x: [1]\nname: evil")},

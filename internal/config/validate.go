@@ -319,6 +319,23 @@ func (v *validator) topics(c Config) {
 	if c.Format.TOASTMarker == "" {
 		v.bad("format.toast-marker", `""`, "is empty, and could not be told from an empty text", "write for example __walrelay_unchanged")
 	}
+	v.format(c.Format)
+}
+
+// format judges what the choices of format mean together.
+func (v *validator) format(f Format) {
+	if f.Debezium.Placeholder == "" {
+		v.bad("format.debezium.unavailable-value-placeholder", `""`, "is empty, and could not be told from an empty text", "write for example __debezium_unavailable_value")
+	}
+	if f.Types == TypesDebezium && f.TOAST == TOASTMarker {
+		v.bad("format.toast", f.TOAST, "does not go with types debezium, which has a placeholder for each type", "remove it, and set format.debezium.unavailable-value-placeholder if the placeholder is to be another one")
+	}
+	if !f.Envelope && f.Deletes == DeletesTombstone && !f.Tombstones {
+		v.bad("format.tombstones", "false", "leaves nothing of a delete where envelope is false and deletes is tombstone", "write tombstones: true, or deletes: field")
+	}
+	if f.Envelope && f.Deletes == DeletesField {
+		v.bad("format.deletes", f.Deletes, "goes with envelope: false; in an envelope op says that a row was deleted", "remove it, or write envelope: false")
+	}
 }
 
 func (v *validator) kafka(c Config) {

@@ -6,7 +6,10 @@ import "bytes"
 // depth of the JSON stays bounded whatever the text is.
 const maxDimensions = 6
 
-// array returns the encoding of an array: a JSON array, one within the other for each
+// array returns the encoding of an array under `types: plain`.
+func (e *Encoder) array(t *Type) Append { return e.arrayOf(t, e.Plain(t.Elem)) }
+
+// arrayOf returns the encoding of an array whose elements elem encodes: a JSON array, one within the other for each
 // dimension, with elements by their own type's rule. Lower bounds are not represented.
 //
 // What array_out prints, and what is relied on here: an optional prefix of bounds
@@ -15,8 +18,7 @@ const maxDimensions = 6
 // element that is empty, reads NULL, or holds a brace, the delimiter, a quote, a
 // backslash or a blank; within quotes a backslash before each quote and backslash.
 // No dimension is empty: an empty array is `{}` whatever it was.
-func (e *Encoder) array(t *Type) Append {
-	elem := e.Plain(t.Elem)
+func (e *Encoder) arrayOf(t *Type, elem Append) Append {
 	delim := byte(',')
 	if t.Elem != nil && t.Elem.Delim != 0 {
 		delim = t.Elem.Delim

@@ -1,18 +1,25 @@
 package format
 
-// composite returns the encoding of a row value: a JSON object of its fields, each by
+// composite returns the encoding of a row value under `types: plain`.
+func (e *Encoder) composite(t *Type) Append {
+	fields := make([]Append, len(t.Fields))
+	for i, f := range t.Fields {
+		fields[i] = e.Plain(f.Type)
+	}
+	return e.compositeOf(t, fields)
+}
+
+// compositeOf returns the encoding of a row value whose fields the given ones encode: a JSON object of its fields, each by
 // its own type's rule.
 //
 // What record_out prints, and what is relied on here: parentheses around the fields,
 // commas between them, nothing at all for a null; in quotes every field that is empty
 // or holds a parenthesis, comma, quote, backslash or blank; within quotes each quote
 // and backslash doubled (record_in reads a backslash before a byte as well).
-func (e *Encoder) composite(t *Type) Append {
+func (e *Encoder) compositeOf(t *Type, fields []Append) Append {
 	names := make([][]byte, len(t.Fields)) // `{"street":`, `,"no":`
-	fields := make([]Append, len(t.Fields))
 	for i, f := range t.Fields {
 		names[i] = append([]byte{','}, QuoteName(f.Name)...)
-		fields[i] = e.Plain(f.Type)
 	}
 	if len(names) > 0 {
 		names[0][0] = '{'

@@ -155,9 +155,9 @@ func TestArraysComeBackAsTheyWere(t *testing.T) {
 }
 
 func TestCompositesWithinArraysWithinCompositesComeBackAsTheyWere(t *testing.T) {
-	inner := &Type{Name: "inner", Kind: KindComposite, Delim: ',', Fields: []Field{{"a", Builtin(25)}, {"b", Builtin(25)}}}
+	inner := &Type{Name: "inner", Kind: KindComposite, Delim: ',', Fields: []Field{{"a", Builtin(25), NoMod}, {"b", Builtin(25), NoMod}}}
 	array := &Type{Name: "_inner", Kind: KindArray, Delim: ',', Elem: inner}
-	outer := &Type{Name: "outer", Kind: KindComposite, Delim: ',', Fields: []Field{{"x", Builtin(25)}, {"y", array}, {"z", inner}}}
+	outer := &Type{Name: "outer", Kind: KindComposite, Delim: ',', Fields: []Field{{"x", Builtin(25), NoMod}, {"y", array, NoMod}, {"z", inner, NoMod}}}
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func() (string, any) {
 			f := []any{element().Draw(t, "a"), element().Draw(t, "b")}

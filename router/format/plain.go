@@ -23,6 +23,10 @@ type Encoder struct {
 	// the element is encoded, and so on for what is quoted within it. It may move when
 	// it grows; slices into the old memory stay good, as nothing else writes there.
 	scratch []byte
+	// limbs holds a long number while it is converted, nested the JSON that goes into a
+	// JSON string. Both are for one value.
+	limbs  []uint64
+	nested []byte
 }
 
 // release takes everything above mark off the scratch stack.

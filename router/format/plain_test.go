@@ -3,7 +3,6 @@ package format
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 )
@@ -25,6 +24,9 @@ const (
 	oidBoxDomain
 	oidBoxDomainArray
 	oidCitext
+	oidGeometry
+	oidVector
+	oidSparsevec
 )
 
 // mustTypes is a Resolver with the types above.
@@ -33,21 +35,24 @@ func mustTypes(t testing.TB) *Resolver {
 	var r Resolver
 	r.Add(
 		TypeRow{OID: oidAddr, Schema: "public", Name: "addr", Class: 'c', Delim: ',', Fields: []FieldRow{
-			{"street", 25}, {"no", 23}, {"price", 1700}, {"at", 1184}, {"tags", 1009}}},
+			{"street", 25, NoMod}, {"no", 23, NoMod}, {"price", 1700, NoMod}, {"at", 1184, NoMod}, {"tags", 1009, NoMod}}},
 		TypeRow{OID: oidAddrArray, Schema: "public", Name: "_addr", Class: 'b', Delim: ',', Elem: oidAddr},
 		TypeRow{OID: oidMood, Schema: "public", Name: "mood", Class: 'e', Delim: ','},
 		TypeRow{OID: oidMoodArray, Schema: "public", Name: "_mood", Class: 'b', Delim: ',', Elem: oidMood},
-		TypeRow{OID: oidPosint, Schema: "public", Name: "posint", Class: 'd', Delim: ',', Base: 23},
-		TypeRow{OID: oidPrice, Schema: "public", Name: "price", Class: 'd', Delim: ',', Base: 1700},
+		TypeRow{OID: oidPosint, Schema: "public", Name: "posint", Class: 'd', Delim: ',', Base: 23, Mod: NoMod},
+		TypeRow{OID: oidPrice, Schema: "public", Name: "price", Class: 'd', Delim: ',', Base: 1700, Mod: numericMod(12, 2)},
 		TypeRow{OID: oidHstore, Schema: "ext", Name: "hstore", Class: 'b', Delim: ','},
 		TypeRow{OID: oidHstoreArray, Schema: "ext", Name: "_hstore", Class: 'b', Delim: ',', Elem: oidHstore},
 		TypeRow{OID: oidPerson, Schema: "public", Name: "person", Class: 'c', Delim: ',', Fields: []FieldRow{
-			{`na"me`, 25}, {"home", oidAddr}, {"others", oidAddrArray}, {"more", oidHstore}}},
+			{`na"me`, 25, NoMod}, {"home", oidAddr, NoMod}, {"others", oidAddrArray, NoMod}, {"more", oidHstore, NoMod}}},
 		TypeRow{OID: oidEmpty, Schema: "public", Name: "nothing", Class: 'c', Delim: ','},
-		TypeRow{OID: oidIntsDomain, Schema: "public", Name: "ints", Class: 'd', Delim: ',', Base: 1007},
+		TypeRow{OID: oidIntsDomain, Schema: "public", Name: "ints", Class: 'd', Delim: ',', Base: 1007, Mod: NoMod},
 		TypeRow{OID: oidIntsDomainArray, Schema: "public", Name: "_ints", Class: 'b', Delim: ',', Elem: oidIntsDomain},
-		TypeRow{OID: oidBoxDomain, Schema: "public", Name: "tile", Class: 'd', Delim: ';', Base: 603},
+		TypeRow{OID: oidBoxDomain, Schema: "public", Name: "tile", Class: 'd', Delim: ';', Base: 603, Mod: NoMod},
 		TypeRow{OID: oidBoxDomainArray, Schema: "public", Name: "_tile", Class: 'b', Delim: ';', Elem: oidBoxDomain},
+		TypeRow{OID: oidGeometry, Schema: "public", Name: "geometry", Class: 'b', Delim: ':'},
+		TypeRow{OID: oidVector, Schema: "public", Name: "vector", Class: 'b', Delim: ','},
+		TypeRow{OID: oidSparsevec, Schema: "public", Name: "sparsevec", Class: 'b', Delim: ','},
 		TypeRow{OID: oidCitext, Schema: "public", Name: "citext", Class: 'b', Delim: ','},
 	)
 	return &r
@@ -345,89 +350,5 @@ func TestAppendBytea(t *testing.T) {
 	}
 	if got, err := AppendBytea([]byte("x"), []byte(`\x0g`)); err == nil || string(got) != "x" {
 		t.Errorf("got %q, %v", got, err)
-	}
-}
-
-// A value that costs an allocation costs it for each of a million rows.
-func TestNothingIsAllocatedPerValue(t *testing.T) {
-	r := mustTypes(t)
-	for name, text := range benchTexts() {
-		var e Encoder
-		enc, in := e.Plain(mustNamed(t, r, name)), []byte(text)
-		dst := make([]byte, 0, 4096)
-		run := func() {
-			var err error
-			if dst, err = enc(dst[:0], in); err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-		}
-		run() // the scratch stack grows once
-		if n := testing.AllocsPerRun(50, run); n != 0 {
-			t.Errorf("%s: %v allocations", name, n)
-		}
-	}
-}
-
-// benchTexts holds one typical value for each form that a type can have.
-func benchTexts() map[string]string {
-	return map[string]string{
-		"int4": `2147483647`, "int8": `9223372036854775807`, "float8": `0.1234567890123456`, "bool": `t`, "numeric": `1234567.89`,
-		"text": `a line of text, as people write it`, "varchar": "zwölf Boxkämpfer jagen \"Viktor\"", "bytea": `\x` + strings.Repeat("00ff10", 16),
-		"date": `2026-12-01`, "timestamp": `2026-12-01 05:54:20.123456`, "timestamptz": `2026-12-01 05:54:20.123456+00`,
-		"uuid": `3fa85f64-5717-4562-b3fc-2c963f66afa6`, "jsonb": `{"id": 1, "name": "x", "lines": [{"sku": "a", "n": 2}, {"sku": "b", "n": 1}]}`,
-		"_int4": `{1,NULL,3,4,5,6,7,8}`, "_text": `{plain,"with blank","q\"q","b\\s",NULL}`, "_jsonb": `{"{\"a\": 1.10}","\"s\""}`,
-		"addr":   `("12 ""Main"" St, N",7,1.10,"2026-12-01 05:54:20+00","{a,""b \\""c\\""""}")`,
-		"hstore": `"a"=>"1", "b"=>NULL, "q\"u"=>"b\\s"`, "mood": `happy`, "_bytea": `{"\\x00ff","\\x"}`,
-	}
-}
-
-func BenchmarkPlain(b *testing.B) {
-	r := mustTypes(b)
-	for name, text := range benchTexts() {
-		b.Run(name, func(b *testing.B) {
-			var e Encoder
-			enc, in := e.Plain(mustNamed(b, r, name)), []byte(text)
-			dst := make([]byte, 0, 4096)
-			b.SetBytes(int64(len(in)))
-			b.ReportAllocs()
-			for b.Loop() {
-				dst, _ = enc(dst[:0], in)
-			}
-		})
-	}
-}
-
-// A whole row as the router writes it: names and values of ordinary types.
-func BenchmarkRow(b *testing.B) {
-	texts := benchTexts()
-	kinds := []string{"int8", "uuid", "text", "numeric", "timestamptz", "bool", "int4", "varchar", "jsonb", "float8"}
-	for _, columns := range []int{10, 30} {
-		b.Run(fmt.Sprintf("%d-columns", columns), func(b *testing.B) {
-			var e Encoder
-			var names, values [][]byte
-			var encs []Append
-			size := 0
-			for i := range columns {
-				kind := kinds[i%len(kinds)]
-				names = append(names, QuoteName(fmt.Sprintf("column_%d", i)))
-				encs = append(encs, e.Plain(builtinNamed(kind)))
-				values = append(values, []byte(texts[kind]))
-				size += len(texts[kind])
-			}
-			dst := make([]byte, 0, 8192)
-			b.SetBytes(int64(size))
-			b.ReportAllocs()
-			for b.Loop() {
-				dst = append(dst[:0], '{')
-				for i, enc := range encs {
-					if i > 0 {
-						dst = append(dst, ',')
-					}
-					dst = append(dst, names[i]...)
-					dst, _ = enc(dst, values[i])
-				}
-				dst = append(dst, '}')
-			}
-		})
 	}
 }

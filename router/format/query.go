@@ -56,9 +56,13 @@ SELECT t.oid, n.nspname, t.typname, t.typtype, t.typdelim,
        CASE WHEN t.typoutput = 'pg_catalog.array_out'::pg_catalog.regproc THEN t.typelem ELSE 0 END,
        t.typbasetype,
        CASE WHEN t.typtype = 'c' THEN
-         (SELECT pg_catalog.json_agg(pg_catalog.json_build_object('name', a.attname, 'oid', a.atttypid::pg_catalog.int8) ORDER BY a.attnum)
+         (SELECT pg_catalog.json_agg(pg_catalog.json_build_object('name', a.attname, 'oid', a.atttypid::pg_catalog.int8, 'mod', a.atttypmod) ORDER BY a.attnum)
             FROM pg_catalog.pg_attribute a
            WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
+       END,
+       t.typtypmod,
+       CASE WHEN t.typtype = 'e' THEN
+         (SELECT pg_catalog.json_agg(e.enumlabel ORDER BY e.enumsortorder) FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid)
        END
   FROM wanted w
   JOIN pg_catalog.pg_type t ON t.oid = w.oid
@@ -85,24 +89,27 @@ type TypeRow struct {
 	Delim  byte   // pg_type.typdelim
 	Elem   uint32 // of an array its element's OID, else 0
 	Base   uint32 // of a domain the OID of what it is over, else 0
+	Mod    int32  // pg_type.typtypmod: what a domain gives to Base, else NoMod
 	Fields []FieldRow
+	Labels []string // of an enum
 }
 
 // FieldRow is one attribute of a composite type as the catalog has it.
 type FieldRow struct {
 	Name string `json:"name"`
 	OID  uint32 `json:"oid"`
+	Mod  int32  `json:"mod"`
 }
 
 func (r TypeRow) equal(o TypeRow) bool {
 	return r.OID == o.OID && r.Schema == o.Schema && r.Name == o.Name && r.Class == o.Class &&
-		r.Delim == o.Delim && r.Elem == o.Elem && r.Base == o.Base && slices.Equal(r.Fields, o.Fields)
+		r.Delim == o.Delim && r.Elem == o.Elem && r.Base == o.Base && r.Mod == o.Mod && slices.Equal(r.Fields, o.Fields) && slices.Equal(r.Labels, o.Labels)
 }
 
 // ParseTypeRow reads a row of TypesQuery or AllTypesQuery, whose values are in
 // PostgreSQL's text form, nil for NULL.
 func ParseTypeRow(values [][]byte) (TypeRow, error) {
-	const columns = 8
+	const columns = 10
 	if len(values) != columns {
 		return TypeRow{}, fmt.Errorf("read type: the row has %d columns, not %d; run TypesQuery or AllTypesQuery as they stand", len(values), columns)
 	}
@@ -124,6 +131,16 @@ func ParseTypeRow(values [][]byte) (TypeRow, error) {
 	if values[7] != nil {
 		if err := json.Unmarshal(values[7], &row.Fields); err != nil {
 			return TypeRow{}, fmt.Errorf("read the fields of type %s.%s: %w; ask for the results in text format", row.Schema, row.Name, err)
+		}
+	}
+	mod, err := strconv.ParseInt(string(values[8]), 10, 32)
+	if err != nil {
+		return TypeRow{}, fmt.Errorf("read type %s.%s, column 8 as a modifier: %w; ask for the results in text format", row.Schema, row.Name, err)
+	}
+	row.Mod = int32(mod)
+	if values[9] != nil {
+		if err := json.Unmarshal(values[9], &row.Labels); err != nil {
+			return TypeRow{}, fmt.Errorf("read the labels of type %s.%s: %w; ask for the results in text format", row.Schema, row.Name, err)
 		}
 	}
 	return row, nil

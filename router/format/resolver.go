@@ -125,12 +125,12 @@ func (r *Resolver) build(oid uint32, above []uint32) *Type {
 	case row.Class == 'c':
 		t.Kind = KindComposite
 		for _, f := range row.Fields {
-			t.Fields = append(t.Fields, Field{Name: f.Name, Type: r.build(f.OID, above)})
+			t.Fields = append(t.Fields, Field{Name: f.Name, Type: r.build(f.OID, above), Mod: f.Mod})
 		}
 	case row.Class == 'd':
-		t.Kind, t.Base = KindDomain, r.build(row.Base, above)
+		t.Kind, t.Base, t.Mod = KindDomain, r.build(row.Base, above), row.Mod
 	default:
-		t.Kind = simpleKind(row)
+		t.Kind, t.Labels = simpleKind(row), row.Labels
 	}
 	r.types[oid] = t
 	return t
@@ -161,7 +161,7 @@ func (r *Resolver) buildHint(oid uint32) *Type {
 	t := &Type{OID: oid, Name: h.name, Schema: h.schema, Delim: ','}
 	if h.schema == "" && h.name != "" {
 		if base := builtinNamed(h.name); base != nil {
-			t.Kind, t.Base, t.Delim = KindDomain, base, base.Delim
+			t.Kind, t.Base, t.Mod, t.Delim = KindDomain, base, NoMod, base.Delim
 		}
 		return t
 	}

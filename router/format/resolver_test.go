@@ -48,7 +48,7 @@ func TestResolverPutsTypesTogether(t *testing.T) {
 func TestTypesThatContainThemselvesEnd(t *testing.T) {
 	var r Resolver
 	r.Add(
-		TypeRow{OID: 20001, Schema: "s", Name: "a", Class: 'c', Fields: []FieldRow{{"b", 20002}, {"n", 23}}},
+		TypeRow{OID: 20001, Schema: "s", Name: "a", Class: 'c', Fields: []FieldRow{{"b", 20002, NoMod}, {"n", 23, NoMod}}},
 		TypeRow{OID: 20002, Schema: "s", Name: "_a", Class: 'b', Elem: 20003},
 		TypeRow{OID: 20003, Schema: "s", Name: "d", Class: 'd', Base: 20001},
 	)
@@ -88,7 +88,7 @@ func TestAddTellsWhetherTypesChanged(t *testing.T) {
 	if r.Type(oidAddrArray) != before {
 		t.Error("the pointer changed without a change")
 	}
-	row.Fields = append(slices.Clone(row.Fields), FieldRow{"zip", 25})
+	row.Fields = append(slices.Clone(row.Fields), FieldRow{"zip", 25, NoMod})
 	if !r.Add(row) {
 		t.Error("a new field is no change")
 	}
@@ -133,21 +133,28 @@ func TestParseTypeRow(t *testing.T) {
 		}
 		return v
 	}
-	good := append(row("20000", "public", "addr", "c", ",", "0", "0"), []byte(`[{"name" : "a\"b", "oid" : 25}]`))
+	good := append(row("20000", "public", "addr", "c", ",", "0", "0"), []byte(`[{"name" : "a\"b", "oid" : 25, "mod" : 9}]`), []byte("-1"), nil)
 	got, err := ParseTypeRow(good)
-	want := TypeRow{OID: 20000, Schema: "public", Name: "addr", Class: 'c', Delim: ',', Fields: []FieldRow{{`a"b`, 25}}}
+	want := TypeRow{OID: 20000, Schema: "public", Name: "addr", Class: 'c', Delim: ',', Fields: []FieldRow{{`a"b`, 25, 9}}, Mod: NoMod}
 	if err != nil || !got.equal(want) {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	if got, err := ParseTypeRow(append(row("20000", "public", "mood", "e", ",", "0", "0"), nil)); err != nil || got.Fields != nil {
+	enum := append(row("20000", "public", "mood", "e", ",", "0", "0"), nil, []byte("-1"), []byte(`["sad", "o,k"]`))
+	if got, err := ParseTypeRow(enum); err != nil || got.Fields != nil || !slices.Equal(got.Labels, []string{"sad", "o,k"}) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	domain := append(row("20000", "public", "price", "d", ",", "0", "1700"), nil, []byte("786438"), nil)
+	if got, err := ParseTypeRow(domain); err != nil || got.Mod != 786438 {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	for _, bad := range [][][]byte{
-		nil, good[:7],
-		append(row("x", "public", "mood", "e", ",", "0", "0"), nil),
-		append(row("1", "public", "mood", "", ",", "0", "0"), nil),
-		append(row("1", "public", "mood", "e", ",", "-1", "0"), nil),
-		append(row("1", "public", "mood", "c", ",", "0", "0"), []byte("{")),
+		nil, good[:9],
+		append(row("x", "public", "mood", "e", ",", "0", "0"), nil, []byte("-1"), nil),
+		append(row("1", "public", "mood", "", ",", "0", "0"), nil, []byte("-1"), nil),
+		append(row("1", "public", "mood", "e", ",", "-1", "0"), nil, []byte("-1"), nil),
+		append(row("1", "public", "mood", "e", ",", "0", "0"), nil, []byte("x"), nil),
+		append(row("1", "public", "mood", "c", ",", "0", "0"), []byte("{"), []byte("-1"), nil),
+		append(row("1", "public", "mood", "e", ",", "0", "0"), nil, []byte("-1"), []byte("{")),
 	} {
 		if _, err := ParseTypeRow(bad); err == nil {
 			t.Errorf("%q is taken", bad)

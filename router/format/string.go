@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"math/bits"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -25,38 +26,82 @@ func AppendString(dst, s []byte) ([]byte, error) {
 	return appendEscaped(dst, s), nil
 }
 
+// escapeChunk is how much text is escaped with one look at the room for it, in bytes.
+const (
+	escapeChunk   = 512
+	longestEscape = len(`\u0000`)
+)
+
 // appendEscaped appends s, which is valid UTF-8, as a JSON string.
 func appendEscaped(dst, s []byte) []byte {
 	dst = append(dst, '"')
-	for {
-		i := indexSpecial(s, 0)
-		dst = append(dst, s[:i]...)
-		if i == len(s) {
-			return append(dst, '"')
-		}
-		dst = appendEscape(dst, s[i])
-		s = s[i+1:]
+	for len(s) > 0 {
+		part := s[:min(escapeChunk, len(s))]
+		s = s[len(part):]
+		n := len(dst)
+		dst = slices.Grow(dst, longestEscape*len(part)+8)
+		dst = dst[:n+escapeInto(dst[n:cap(dst)], part)]
 	}
+	return append(dst, '"')
 }
 
-// appendEscape appends the escape sequence of c, in the short form where JSON has one.
-func appendEscape(dst []byte, c byte) []byte {
+// escapeInto writes s escaped to out, where there is room for it and eight bytes more,
+// and returns how long it is. A word is stored whole; a byte to be escaped in it costs a
+// turn, and what is behind it is stored again. JSON within a string has one every few
+// bytes.
+func escapeInto(out, s []byte) int {
+	i, o := 0, 0
+	for len(s)-i >= 8 {
+		x := binary.LittleEndian.Uint64(s[i:])
+		binary.LittleEndian.PutUint64(out[o:], x)
+		m := less(x) | zero(x^'"'*lowBits) | zero(x^'\\'*lowBits)
+		if m == 0 {
+			i, o = i+8, o+8
+			continue
+		}
+		k := bits.TrailingZeros64(m) / 8
+		i, o = i+k, o+k
+		o += escape(out[o:], s[i])
+		i++
+	}
+	for _, c := range s[i:] {
+		o += escape(out[o:], c)
+	}
+	return o
+}
+
+// escape writes c to out, escaped where JSON demands it, and returns its length.
+func escape(out []byte, c byte) int {
+	switch {
+	case c == '"' || c == '\\':
+		out[1] = c
+		out[0] = '\\'
+		return 2
+	case c < 0x20:
+		return escapeControl(out, c)
+	}
+	out[0] = c
+	return 1
+}
+
+// escapeControl takes the short form where JSON has one.
+func escapeControl(out []byte, c byte) int {
 	const hex = "0123456789abcdef"
 	switch c {
-	case '"', '\\':
-		return append(dst, '\\', c)
 	case '\b':
-		return append(dst, `\b`...)
+		return copy(out, `\b`)
 	case '\f':
-		return append(dst, `\f`...)
+		return copy(out, `\f`)
 	case '\n':
-		return append(dst, `\n`...)
+		return copy(out, `\n`)
 	case '\r':
-		return append(dst, `\r`...)
+		return copy(out, `\r`)
 	case '\t':
-		return append(dst, `\t`...)
+		return copy(out, `\t`)
 	}
-	return append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+	out[5] = hex[c&15]
+	out[4] = hex[c>>4]
+	return copy(out, `\u00`) + 2
 }
 
 // Eight bytes at a time. For a byte b of the word x, zero(x) sets the high bit of

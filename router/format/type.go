@@ -35,13 +35,20 @@ type Type struct {
 	Delim  byte
 	Elem   *Type   // KindArray
 	Base   *Type   // KindDomain; may be a domain again
+	Mod    int32   // KindDomain: the modifier that it gives to Base (pg_attribute.atttypmod), NoMod for none
 	Fields []Field // KindComposite, in order, without dropped ones
+	// Labels of KindEnum, in their order, as the catalog had them when it was read.
+	Labels []string
 }
+
+// NoMod is the modifier of a type without length, precision or scale.
+const NoMod int32 = -1
 
 // Field is an attribute of a composite type.
 type Field struct {
 	Name string
 	Type *Type
+	Mod  int32 // pg_attribute.atttypmod, NoMod for none
 }
 
 // The OIDs of the types whose JSON is not simply their text.
@@ -51,12 +58,24 @@ const (
 	oidInt8        = 20
 	oidInt2        = 21
 	oidInt4        = 23
+	oidOID         = 26
 	oidJSON        = 114
+	oidXML         = 142
+	oidPoint       = 600
 	oidFloat4      = 700
 	oidFloat8      = 701
+	oidMoney       = 790
 	oidDate        = 1082
+	oidTime        = 1083
 	oidTimestamp   = 1114
 	oidTimestamptz = 1184
+	oidInterval    = 1186
+	oidTimetz      = 1266
+	oidBit         = 1560
+	oidVarbit      = 1562
+	oidNumeric     = 1700
+	oidUUID        = 2950
+	oidTsvector    = 3614
 	oidJSONB       = 3802
 )
 
@@ -104,6 +123,18 @@ func (t *Type) Underlying() *Type {
 		t = t.Base
 	}
 	return t
+}
+
+// bottom is Underlying together with the modifier that holds there: a domain's own
+// hides the column's, which has none.
+func (t *Type) bottom(mod int32) (*Type, int32) {
+	for t != nil && t.Kind == KindDomain {
+		if mod < 0 {
+			mod = t.Mod
+		}
+		t = t.Base
+	}
+	return t, mod
 }
 
 // String gives the name as people write it: without schema if PostgreSQL's own, else
