@@ -19,7 +19,6 @@ type generator struct {
 	events int
 	big    float64 // how many updates change it
 	tables []*modelTable
-	wrote  bool // rows were there before the slot
 }
 
 // choice is a kind of line and its weight in the mix.
