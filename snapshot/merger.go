@@ -22,6 +22,9 @@ type Options struct {
 	// Delivered is how far the stream was delivered before: what is sent again up to there
 	// makes the memory of what has passed whole, and nothing is read before it has passed.
 	Delivered checkpoint.Position
+	// MaxPassed bounds the changes that are remembered of a table, and the transactions of
+	// all; 0 is DefaultMaxPassed.
+	MaxPassed int
 	// Discover is asked for a table that the stream sends and nobody added; false where it
 	// is not to be read. It is asked once per table. Nil: none is.
 	Discover func(rel *replication.Relation) (Table, checkpoint.TableProgress, bool)
@@ -101,6 +104,7 @@ type Merger struct {
 	before  checkpoint.LSN // where it began
 	open    bool
 	unseen  []passedAt // transactions that touched a table here and that latest does not see
+	crowd   passedAt   // more of them than can be told apart: the largest xid, and before the first
 
 	clock    time.Time // as last handed in
 	pause    *pause
@@ -110,6 +114,10 @@ type Merger struct {
 	tuple    replication.Tuple
 	scratch  []byte
 }
+
+// DefaultMaxPassed is some 50 MB. It is reached only while no snapshot comes in: without
+// connections to the primary.
+const DefaultMaxPassed = 500_000
 
 // passedAt is a transaction and where the stream stood before it.
 type passedAt struct {
@@ -131,6 +139,9 @@ type pause struct {
 
 // NewMerger makes a Merger. since is where the stream begins: nothing before it is sent.
 func NewMerger(o Options, since checkpoint.LSN) *Merger {
+	if o.MaxPassed == 0 {
+		o.MaxPassed = DefaultMaxPassed
+	}
 	return &Merger{o: o, tables: map[uint32]*table{}, none: map[uint32]bool{}, outstanding: map[uint64]*Order{}, reached: since}
 }
 
@@ -178,7 +189,7 @@ func (m *Merger) leave(t *table) {
 		m.pause = nil
 	}
 	if len(m.queue) == 0 {
-		m.unseen = nil
+		m.unseen, m.crowd = nil, passedAt{}
 	}
 }
 
@@ -248,7 +259,15 @@ func (m *Merger) Change(c *replication.Change) Verdict {
 		return Emit
 	}
 	if n := len(m.unseen); !m.latest.Sees(m.xid) && (n == 0 || m.unseen[n-1].xid != m.xid) {
-		m.unseen = append(m.unseen, passedAt{m.xid, m.before})
+		if n >= m.o.MaxPassed {
+			// Too many to be told apart: they go together, when all of them are seen.
+			if m.crowd.xid == 0 {
+				m.crowd.before = m.before
+			}
+			m.crowd.xid = max(m.crowd.xid, m.xid)
+		} else {
+			m.unseen = append(m.unseen, passedAt{m.xid, m.before})
+		}
 	}
 	if t.whole {
 		return t.wholeChange(c)
@@ -303,6 +322,9 @@ func (m *Merger) Saw(s MVCC) {
 	}
 	m.covered = m.covered || m.latest.Covers(m.o.SlotSnapshot)
 	m.unseen = slices.DeleteFunc(m.unseen, func(p passedAt) bool { return m.latest.Sees(p.xid) })
+	if m.latest.Xmin > m.crowd.xid {
+		m.crowd = passedAt{}
+	}
 	for _, t := range m.queue {
 		t.forget()
 	}
@@ -605,6 +627,9 @@ func (m *Merger) Hold() (lsn checkpoint.LSN, ok bool) {
 	}
 	if len(m.unseen) > 0 {
 		lsn = min(lsn, m.unseen[0].before)
+	}
+	if m.crowd.xid > 0 {
+		lsn = min(lsn, m.crowd.before)
 	}
 	for _, t := range m.queue {
 		if !t.def.Outbox {
