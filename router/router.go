@@ -280,7 +280,7 @@ func (r *Router) delete(p *tablePlan, c *replication.Change, b *Batch, moved oth
 	if err := p.needsIdentity(); err != nil {
 		return err
 	}
-	key := nullSpan
+	var key span
 	if r.o.Unwrapped && !r.o.DeletedField && p.key != nil {
 		at := len(b.arena)
 		var err error

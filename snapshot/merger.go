@@ -22,6 +22,9 @@ type Options struct {
 	// Delivered is how far the stream was delivered before: what is sent again up to there
 	// makes the memory of what has passed whole, and nothing is read before it has passed.
 	Delivered checkpoint.Position
+	// MaxPassed bounds the changes that are remembered of a table, and the transactions of
+	// all; 0 is DefaultMaxPassed.
+	MaxPassed int
 	// Discover is asked for a table that the stream sends and nobody added; false where it
 	// is not to be read. It is asked once per table. Nil: none is.
 	Discover func(rel *replication.Relation) (Table, checkpoint.TableProgress, bool)
@@ -101,6 +104,7 @@ type Merger struct {
 	before  checkpoint.LSN // where it began
 	open    bool
 	unseen  []passedAt // transactions that touched a table here and that latest does not see
+	crowd   passedAt   // more of them than can be told apart: the largest xid, and before the first
 
 	clock    time.Time // as last handed in
 	pause    *pause
@@ -110,6 +114,10 @@ type Merger struct {
 	tuple    replication.Tuple
 	scratch  []byte
 }
+
+// DefaultMaxPassed is some 50 MB. It is reached only while no snapshot comes in: without
+// connections to the primary.
+const DefaultMaxPassed = 500_000
 
 // passedAt is a transaction and where the stream stood before it.
 type passedAt struct {
@@ -131,6 +139,9 @@ type pause struct {
 
 // NewMerger makes a Merger. since is where the stream begins: nothing before it is sent.
 func NewMerger(o Options, since checkpoint.LSN) *Merger {
+	if o.MaxPassed == 0 {
+		o.MaxPassed = DefaultMaxPassed
+	}
 	return &Merger{o: o, tables: map[uint32]*table{}, none: map[uint32]bool{}, outstanding: map[uint64]*Order{}, reached: since}
 }
 
@@ -178,7 +189,7 @@ func (m *Merger) leave(t *table) {
 		m.pause = nil
 	}
 	if len(m.queue) == 0 {
-		m.unseen = nil
+		m.unseen, m.crowd = nil, passedAt{}
 	}
 }
 
@@ -248,7 +259,15 @@ func (m *Merger) Change(c *replication.Change) Verdict {
 		return Emit
 	}
 	if n := len(m.unseen); !m.latest.Sees(m.xid) && (n == 0 || m.unseen[n-1].xid != m.xid) {
-		m.unseen = append(m.unseen, passedAt{m.xid, m.before})
+		if n >= m.o.MaxPassed {
+			// Too many to be told apart: they go together, when all of them are seen.
+			if m.crowd.xid == 0 {
+				m.crowd.before = m.before
+			}
+			m.crowd.xid = max(m.crowd.xid, m.xid)
+		} else {
+			m.unseen = append(m.unseen, passedAt{m.xid, m.before})
+		}
 	}
 	if t.whole {
 		return t.wholeChange(c)
@@ -303,6 +322,9 @@ func (m *Merger) Saw(s MVCC) {
 	}
 	m.covered = m.covered || m.latest.Covers(m.o.SlotSnapshot)
 	m.unseen = slices.DeleteFunc(m.unseen, func(p passedAt) bool { return m.latest.Sees(p.xid) })
+	if m.latest.Xmin > m.crowd.xid {
+		m.crowd = passedAt{}
+	}
 	for _, t := range m.queue {
 		t.forget()
 	}
@@ -386,148 +408,6 @@ func (m *Merger) Recycle() *Chunk {
 	return c
 }
 
-// inHand is the number of chunks in memory or being read.
-func (m *Merger) inHand() int {
-	n := 0
-	for _, o := range m.outstanding {
-		if o.Kind != OrderPlan && o.Kind != OrderSnapshot && !o.Cancelled() {
-			n++
-		}
-	}
-	for _, t := range m.active {
-		n += len(t.chunks)
-	}
-	return n
-}
-
-// Order gives what is to be read next; nil while nothing is, or as much is in hand
-// already as Options allow.
-func (m *Merger) Order(now time.Time) *Order {
-	m.clock = now
-	if len(m.queue) == 0 || len(m.outstanding) >= m.o.Readers || m.again() {
-		return nil
-	}
-	// An outbox's backlog comes first, and the stream waits for it; so what other tables
-	// have in hand, which waits for the stream, does not count.
-	backlog := m.backlog()
-	if !backlog && m.inHand() >= 2*m.o.Readers {
-		return nil
-	}
-	for _, t := range m.active {
-		if backlog && !t.inBacklog() {
-			continue
-		}
-		if o := m.orderOf(t, now); o != nil {
-			return o
-		}
-	}
-	for _, t := range m.queue {
-		if !backlog && len(m.active) >= 2*m.o.Readers {
-			break
-		}
-		if t.state == checkpoint.TableWaiting || backlog && !t.inBacklog() || slices.Contains(m.active, t) {
-			continue
-		}
-		m.active = append(m.active, t)
-		if o := m.orderOf(t, now); o != nil {
-			return o
-		}
-	}
-	return nil
-}
-
-func (m *Merger) orderOf(t *table, now time.Time) *Order {
-	o := t.order(now)
-	if o == nil {
-		return nil
-	}
-	m.nextID++
-	o.ID, o.Table, o.floor = m.nextID, t.def, m.latest
-	if t.request != nil && !t.whole { // a truncate takes the rows outside of it, too
-		o.Where = t.request.Where
-	}
-	m.outstanding[o.ID] = o
-	t.orders = append(t.orders, o)
-	return o
-}
-
-// backlog tells whether rows of an outbox table, from before the slot, are to go out
-// before anything of the stream does.
-func (m *Merger) backlog() bool {
-	for _, t := range m.queue {
-		if !t.def.Outbox {
-			break
-		}
-		if t.inBacklog() {
-			return true
-		}
-	}
-	return false
-}
-
-// Paused tells whether no further source transaction must be taken from the stream for
-// the moment: a read is under way that has to see everything that has passed. It lasts
-// a second at most, but for the backlog of outbox tables, which goes out before the
-// stream; wake is when to ask again, zero for no need to.
-func (m *Merger) Paused(now time.Time) (paused bool, wake time.Time) {
-	m.clock = now
-	if m.again() {
-		return false, time.Time{}
-	}
-	if m.backlog() {
-		return true, time.Time{}
-	}
-	if m.pause == nil && !now.Before(m.rest) {
-		for _, t := range m.active {
-			if t.wantsPause(now) {
-				m.pause = &pause{t: t}
-				break
-			}
-		}
-	}
-	switch p := m.pause; {
-	case p == nil:
-		return false, time.Time{}
-	case m.open, p.t.opened && p.t.truncateDue:
-		return true, time.Time{} // until the transaction is over; until the truncate is out
-	case p.began.IsZero():
-		p.began = now
-		return true, now.Add(pauseBudget)
-	case now.Sub(p.began) < pauseBudget:
-		return true, p.began.Add(pauseBudget)
-	default:
-		p.t.pauseFailed(now)
-		m.endPause(p.t, now)
-		return false, time.Time{}
-	}
-}
-
-// endPause lets the stream go on, for as long as it stood still at least.
-func (m *Merger) endPause(t *table, now time.Time) {
-	if m.pause == nil || m.pause.t != t {
-		return
-	}
-	if !m.pause.began.IsZero() {
-		m.rest = now.Add(now.Sub(m.pause.began))
-	}
-	m.pause = nil
-}
-
-// pausedFor tells whether the stream stands still for t, between source transactions.
-func (m *Merger) pausedFor(t *table) bool { return m.pause != nil && m.pause.t == t && !m.open }
-
-// Wake gives the time at which Order may have something that it had not before; zero
-// for none.
-func (m *Merger) Wake() time.Time {
-	var wake time.Time
-	for _, t := range m.active {
-		if !t.retryAt.IsZero() && (wake.IsZero() || t.retryAt.Before(wake)) {
-			wake = t.retryAt
-		}
-	}
-	return wake
-}
-
 // Next gives the next row that may go out, in the order of its range. To be called
 // between source transactions only. What it gave counts as delivered in Progress.
 func (m *Merger) Next() (*Row, bool) {
@@ -571,105 +451,3 @@ func (m *Merger) HeldOut(oid uint32) {
 		m.leave(t)
 	}
 }
-
-// Progress gives the tables whose progress changed since the last call, to go into the
-// checkpoint of the batch that holds the rows and changes taken so far. Nil for none.
-func (m *Merger) Progress() map[uint32]checkpoint.TableProgress {
-	if len(m.dirty) == 0 {
-		return nil
-	}
-	changed := make(map[uint32]checkpoint.TableProgress, len(m.dirty))
-	for _, t := range m.dirty {
-		t.dirty = false
-		changed[t.def.OID] = t.progress()
-		if t.removed && m.tables[t.def.OID] == t {
-			delete(m.tables, t.def.OID)
-		}
-	}
-	m.dirty = m.dirty[:0]
-	return changed
-}
-
-// Hold gives the LSN beyond which nothing may be confirmed to PostgreSQL, so that a
-// restart is sent again what its memory needs; false where there is no such bound. It is
-// asked together with Progress, and holds for the position of that checkpoint, once it is
-// durable: what a table that is done needs no more, a restart may need that does not find
-// it done.
-func (m *Merger) Hold() (lsn checkpoint.LSN, ok bool) {
-	if !m.Active() {
-		return 0, false
-	}
-	lsn, ok = m.reached, true
-	if m.open {
-		lsn = m.before
-	}
-	if len(m.unseen) > 0 {
-		lsn = min(lsn, m.unseen[0].before)
-	}
-	for _, t := range m.queue {
-		if !t.def.Outbox {
-			break
-		}
-		lsn = min(lsn, t.since)
-	}
-	return lsn, ok
-}
-
-// Covered tells whether the slot's snapshot is of no use any more: newer ones see all
-// that it sees, and the backlog of outbox tables is out.
-func (m *Merger) Covered() bool {
-	if !m.covered {
-		return m.o.SlotSnapshot.IsZero()
-	}
-	for _, t := range m.queue {
-		if t.def.Outbox {
-			return false
-		}
-	}
-	return true
-}
-
-// HeldMayWait tells whether the stream may stand still until the rows of a table that is
-// read whole are out: not before it has passed what they have seen.
-func (m *Merger) HeldMayWait(oid uint32) bool {
-	t := m.tables[oid]
-	return t != nil && t.whole && t.opened && m.hasPassed(t.snapshot, t.upTo)
-}
-
-// Note puts a table's progress into the next checkpoint.
-func (m *Merger) Note(oid uint32) {
-	if t := m.tables[oid]; t != nil {
-		t.touch()
-	}
-}
-
-// Waiting gives the tables that wait for Release.
-func (m *Merger) Waiting() []uint32 {
-	var list []uint32
-	for _, t := range m.queue {
-		if t.state == checkpoint.TableWaiting {
-			list = append(list, t.def.OID)
-		}
-	}
-	return list
-}
-
-// Each calls f with every table that is known, and its progress.
-func (m *Merger) Each(f func(t Table, p checkpoint.TableProgress)) {
-	for _, t := range m.tables {
-		if !t.removed {
-			f(t.def, t.progress())
-		}
-	}
-}
-
-// Label gives a table's name for people.
-func (m *Merger) Label(oid uint32) string {
-	if t := m.tables[oid]; t != nil {
-		return t.def.String()
-	}
-	return ""
-}
-
-// Moving tells whether progress changed that no checkpoint holds yet.
-func (m *Merger) Moving() bool { return len(m.dirty) > 0 }

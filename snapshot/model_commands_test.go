@@ -12,7 +12,7 @@ import (
 
 // command does one command of a script:
 //
-//	options ROWS READERS          of the Merger
+//	options ROWS READERS [PASSED] of the Merger
 //	table T KIND                  a table that is captured; see tableKinds
 //	later T KIND                  one that `publish T` captures while the stream runs
 //	row T KEY [BIG]               a row that is there before everything
@@ -60,7 +60,7 @@ func (s *sim) command(f []string) (ok bool, err error) {
 func (s *sim) setUp(word string, args []string) (bool, error) {
 	switch word {
 	case "options":
-		s.options.ChunkRows, s.options.Readers = number(args[0], 2), number(args[1], 1)
+		s.options.ChunkRows, s.options.Readers, s.options.MaxPassed = number(args[0], 2), number(args[1], 1), number(args[2], 0)
 	case "table", "later":
 		if s.started || s.w.table(args[0]) != nil {
 			return true, errNotNow

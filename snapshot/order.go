@@ -135,6 +135,11 @@ func (t *table) arrived(c *Chunk, now time.Time) {
 		t.startOver(now)
 		return
 	}
+	if t.tooOld(c.Snapshot) {
+		t.m.recycle(c)
+		t.retryAt = now.Add(retryAfter)
+		return
+	}
 	ch := newChunk(c)
 	unresolved := map[string]bool{} // keys of OrderKeys that c does not see the last of
 	for x, p := range t.passed {
@@ -268,7 +273,7 @@ func (t *table) next(row *Row) bool {
 		// Whoever passed before has been wiped out by the truncate, so its effect must be in
 		// what is read from here on.
 		for _, p := range t.passed {
-			p.wholesale, p.changes = true, nil
+			t.wholly(p)
 		}
 		*row = Row{Table: t.def.OID, Relation: t.shape, Truncate: true, Outbox: t.def.Outbox, Time: t.began}
 		return true

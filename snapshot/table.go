@@ -52,6 +52,10 @@ type table struct {
 	orders []*Order       // outstanding, not cancelled
 	chunks []*chunk       // in memory, in the order of arrival
 	passed map[checkpoint.XID]*passed
+	// remembered counts the changes and transactions in passed. Where they are too many,
+	// they make place for crowd: a chunk has to see every xid up to it.
+	remembered int
+	crowd      checkpoint.XID
 	// everInserted holds the keys of an outbox table's inserts that passed.
 	everInserted map[string]struct{}
 
@@ -193,11 +197,29 @@ func (t *table) forget() {
 		return
 	}
 	floor := t.floor()
-	for x := range t.passed {
+	for x, p := range t.passed {
 		if floor.Sees(x) {
+			t.remembered -= 1 + len(p.changes)
 			delete(t.passed, x)
 		}
 	}
+}
+
+// tooOld tells whether a snapshot does not see what passed when it was too much to be
+// remembered one by one.
+func (t *table) tooOld(s MVCC) bool { return t.crowd > 0 && s.Xmin <= t.crowd }
+
+// crowded drops the memory where it is too large.
+func (t *table) crowded() {
+	if t.remembered <= t.m.o.MaxPassed {
+		return
+	}
+	for x := range t.passed {
+		t.crowd = max(t.crowd, x)
+	}
+	t.crowd = max(t.crowd, t.m.xid)
+	clear(t.passed)
+	t.remembered = 0
 }
 
 // remember gives the memory of the open transaction; nil where every chunk to come sees it.
@@ -209,6 +231,10 @@ func (t *table) remember() *passed {
 		}
 		p = &passed{}
 		t.passed[t.m.xid] = p
+		t.remembered++
+		if t.crowded(); t.remembered == 0 {
+			return nil
+		}
 	}
 	return p
 }
@@ -270,11 +296,11 @@ func (t *table) change(c *replication.Change) {
 	}
 	if t.request != nil && t.request.Replace && t.m.again() {
 		// It may have gone out before the truncate, so the rows have to hold it.
-		p.wholesale, p.changes = true, nil
+		t.wholly(p)
 		return
 	}
 	if len(p.changes) >= maxPassedKeys {
-		p.wholesale, p.changes = true, nil
+		t.wholly(p)
 		return
 	}
 	e := passedChange{key: newKey, incomplete: lacking}
@@ -282,6 +308,8 @@ func (t *table) change(c *replication.Change) {
 		e.old = oldKey
 	}
 	p.changes = append(p.changes, e)
+	t.remembered++
+	t.crowded()
 }
 
 // unreadable takes a change whose columns the chunks' key cannot be found in, after DDL.
@@ -292,8 +320,14 @@ func (t *table) unreadable() {
 		}
 	}
 	if p := t.remember(); p != nil {
-		p.wholesale, p.changes = true, nil
+		t.wholly(p)
 	}
+}
+
+// wholly makes a chunk that does not see the transaction useless.
+func (t *table) wholly(p *passed) {
+	t.remembered -= len(p.changes)
+	p.wholesale, p.changes = true, nil
 }
 
 // throwBack gives a chunk up, and with it what was read of the same range: a range is

@@ -22,7 +22,7 @@ func (t *table) becomeWhole() {
 	t.state = checkpoint.TablePending
 	t.key, t.ranges, t.again = nil, nil, nil
 	for _, p := range t.passed {
-		p.wholesale, p.changes = true, nil
+		t.wholly(p)
 	}
 	t.touch()
 }
@@ -54,6 +54,9 @@ func (t *table) wholeChange(c *replication.Change) Verdict {
 
 // unseenByLatest tells whether something has passed that the newest snapshot does not see.
 func (t *table) unseenBy(s MVCC) bool {
+	if t.tooOld(s) {
+		return true
+	}
 	for x, p := range t.passed {
 		if p.wholesale && !s.Sees(x) {
 			return true
@@ -98,7 +101,7 @@ func (t *table) wholeArrived(c *Chunk, now time.Time) {
 		return
 	case !t.opened:
 		t.opened, t.snapshot, t.upTo = true, c.Snapshot, c.LSN
-		t.passed = map[checkpoint.XID]*passed{}
+		t.passed, t.remembered = map[checkpoint.XID]*passed{}, 0
 		t.shape = c.Shape.Relation
 		if !t.truncateDue {
 			t.state = checkpoint.TableReading

@@ -16,7 +16,7 @@ import (
 // one step.
 const (
 	lookBack     = 2_000
-	lookBackStep = 1 << 11
+	lookBackStep = 1 << 9
 )
 
 // Request writes a request into the topic and gives its offset; it is there for good

@@ -5,8 +5,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
-
-	"github.com/walrelay/walrelay/checkpoint"
 )
 
 // simulatedSnapshot reads the tables of a simulation as a connector does that is always
@@ -174,14 +172,4 @@ func (s *simulation) heapOp() {
 	rows[i] = texts(*old[0], fmt.Sprint("other ", s.rng.IntN(1000)))
 	s.rows["heap"] = rows
 	s.did('u', t, old, rows[i])
-}
-
-// lastCommit is where the log ends.
-func lastCommit(log *Log) (last checkpoint.LSN) {
-	for i := range log.Records {
-		if it, err := log.Records[i].read(); err == nil {
-			last = max(last, it.pos.Commit)
-		}
-	}
-	return last
 }

@@ -158,6 +158,7 @@ func TestAStartReadsOnlyTheEndOfALongCheckpointTopic(t *testing.T) {
 	if err != nil || state == nil {
 		t.Fatal(err, state)
 	}
+	newest.Requests = 199_000 // as a connector that runs keeps it
 	beside := checkpoint.EncodePosition(nil, &newest, checkpoint.StateBeside, nil)
 	wrong := newest
 	wrong.Position.LSN += 1 << 30

@@ -72,17 +72,10 @@ func (g *pgGate) on(rule func(sql string, n int) gateAct) {
 }
 
 // release lets what is held go on, and takes the rule away.
-func (g *pgGate) release() { g.open(true) }
-
-// step lets what is held go on; the rule stays.
-func (g *pgGate) step() { g.open(false) }
-
-func (g *pgGate) open(clearRule bool) {
+func (g *pgGate) release() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if clearRule {
-		g.rule = nil
-	}
+	g.rule = nil
 	g.gate++
 	g.held = 0
 	for c := range g.conns {

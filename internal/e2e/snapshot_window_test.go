@@ -214,7 +214,7 @@ func TestACrashOfTheServerTakesWhatAChunkSawOfIt(t *testing.T) {
 	p := b.start()
 	b.gate.waitHeld(t)
 	b.gate.holdStream()
-	b.must(conn, "UPDATE t SET n = 4711 WHERE id = 77")
+	b.must(conn, "UPDATE t SET n = 987654 WHERE id = 77")
 	b.gate.release()
 	b.released("t")
 	if err := b.pg.Server.Quit(); err != nil {
@@ -236,7 +236,7 @@ func TestACrashOfTheServerTakesWhatAChunkSawOfIt(t *testing.T) {
 	b.waitTable(p, "public.t", allRows)
 	log := b.settled(p)
 	for _, r := range b.records(log, "t") {
-		if strings.Contains(string(r.Value), "4711") {
+		if strings.Contains(string(r.Value), "987654") {
 			t.Errorf("%s: a trace of the update that was lost: %s", r.Where(), r.Value)
 		}
 	}

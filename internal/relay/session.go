@@ -122,11 +122,15 @@ func (s *session) prepareSource(ctx context.Context) error {
 		return err
 	}
 	s.log.Info().Str("slot", s.r.o.Slot).Msg("creating the replication slot; it begins where it is created")
-	slot, err := replication.CreateSlot(ctx, s.r.connect, s.r.o.Slot, true, s.reportWaiting)
+	standby := s.facts.Database.InRecovery // where no slot is failover-enabled
+	slot, err := replication.CreateSlot(ctx, s.r.connect, s.r.o.Slot, !standby, s.reportWaiting)
 	if err != nil {
 		return fmt.Errorf("create slot %s: %w", s.r.o.Slot, err)
 	}
-	s.created, s.slotSnapshot = true, slot.Snapshot
+	s.created = true
+	if !standby { // whose snapshots do not list what runs
+		s.slotSnapshot = slot.Snapshot
+	}
 	s.log.Info().Str("slot", s.r.o.Slot).Stringer("lsn", slot.LSN).Msg("replication slot created")
 	return s.readSlot(ctx)
 }

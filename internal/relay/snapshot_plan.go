@@ -84,7 +84,7 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 		case known:
 		case !s.wanted(t):
 			continue
-		case s.created && s.before[t.OID]:
+		case s.created && s.before[t.OID] && s.slotSnapshot != "":
 			// The publication is older than the slot: whatever the slot does not send is
 			// visible to every snapshot that covers the slot's.
 			p.State = checkpoint.TablePending

@@ -79,6 +79,7 @@ func (p *progressReport) report(g *merging, say bool) {
 	p.finished = p.finished && !g.merger.Active()
 	s := &SnapshotStatus{Tables: map[string]TableStatus{}}
 	counts := map[checkpoint.TableState]int{}
+	guess := true // every table's size is known
 	g.merger.Each(func(t snapshot.Table, tp checkpoint.TableProgress) {
 		counts[tp.State]++
 		s.Total++
@@ -88,6 +89,7 @@ func (p *progressReport) report(g *merging, say bool) {
 			s.Estimate += tp.Rows
 		} else {
 			s.Estimate += max(t.Estimate, tp.Rows, 0)
+			guess = guess && t.Estimate >= 0
 		}
 		ts := TableStatus{State: string(tp.State), Rows: tp.Rows, Estimate: t.Estimate, Again: len(tp.Again)}
 		if tp.Request != nil {
@@ -105,7 +107,9 @@ func (p *progressReport) report(g *merging, say bool) {
 	}
 	if took := now.Sub(p.began).Seconds(); took > 0 && !p.began.IsZero() {
 		s.Rate = float64(s.Rows-p.atFirst) / took
-		s.Left = left(s.Estimate-s.Rows, s.Rate)
+		if guess {
+			s.Left = left(s.Estimate-s.Rows, s.Rate)
+		}
 	}
 	if say && s.Done < s.Total {
 		p.said = now
@@ -139,7 +143,9 @@ func (p *progressReport) table(g *merging, t snapshot.Table, tp checkpoint.Table
 	}
 	if took := g.l.now.Sub(tp.Began).Seconds(); took > 0 {
 		ts.Rate = float64(tp.Rows) / took
-		ts.Left = left(max(t.Estimate, tp.Rows)-tp.Rows, ts.Rate)
+		if t.Estimate >= 0 { // unknown before the first ANALYZE
+			ts.Left = left(max(t.Estimate, tp.Rows)-tp.Rows, ts.Rate)
+		}
 	}
 	if say {
 		e := g.l.s.log.Info().Str("table", t.String()).Int64("rows", tp.Rows).Int64("estimated_rows", t.Estimate).Int64("rows_per_second", int64(ts.Rate))
