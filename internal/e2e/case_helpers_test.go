@@ -96,7 +96,9 @@ func (c *caseRun) start() *harness.Proc {
 
 func (c *caseRun) streaming() {
 	c.t.Helper()
-	c.proc.WaitLog(harness.DefaultTimeout, harness.Field("message", "streaming"))
+	// A broker that is busy writes the marker of a killed instance's transaction late; at
+	// the latest when the transaction times out, after a minute.
+	c.proc.WaitLog(3*harness.DefaultTimeout, harness.Field("message", "streaming"))
 }
 
 // launch starts an instance. env are variables in the form NAME=value.
