@@ -297,7 +297,13 @@ func (t *table) next(row *Row) bool {
 			i := ch.cursor
 			ch.cursor++
 			t.touch()
-			if ch.struck(i) || t.passedOver(ch, i) {
+			if ch.struck(i) {
+				continue
+			}
+			if backlog := t.inBacklog(); t.passedOver(ch, i) {
+				if backlog && t.beside {
+					return t.next(row) // from here on the stream has to pass first
+				}
 				continue
 			}
 			if ch.Order.Kind == OrderKeys {

@@ -271,6 +271,9 @@ func (t *table) change(c *replication.Change) {
 		}
 		if row := ch.find(oldKey); row >= 0 {
 			ch.fill(c, row)
+			if newKey != "" && incomplete(c) { // the column has another name or type here
+				t.readAgain(splitKey(newKey, len(index)))
+			}
 		}
 		ch.strike(oldKey)
 		if newKey != "" {

@@ -66,6 +66,7 @@ func (m *monitor) snapshots(ctx context.Context, catalog bool) error {
 		}
 		if n.seen.Xmin >= bound {
 			n.released = append(n.released, oid)
+			delete(m.bounds, oid) // another wait of the same table has another bound
 			continue
 		}
 		if running == nil {

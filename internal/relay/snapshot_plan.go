@@ -81,6 +81,10 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 		present[t.OID] = true
 		p, known := cp.Tables[t.OID]
 		switch {
+		case known && p.State != checkpoint.TableDone && p.Request == nil && !s.wanted(t):
+			s.log.Warn().Str("table", t.String()).Msg("the configuration does not want this table's rows any more: its snapshot ends here")
+			p = checkpoint.TableProgress{Table: t.String(), State: checkpoint.TableDone, Rows: p.Rows}
+			known = false
 		case known:
 		case !s.wanted(t):
 			continue
@@ -95,8 +99,8 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 			if t, err = s.backlogOf(ctx, t); err != nil {
 				return nil, err
 			}
-			if t.Key == nil {
-				continue
+			if t.Key == nil { // nothing to read, so that what comes is the stream's
+				p, known = checkpoint.TableProgress{Table: t.String(), State: checkpoint.TableDone}, false
 			}
 		}
 		g.merger.Add(t, p)
@@ -284,6 +288,13 @@ func (s *session) discover(rel *replication.Relation) (snapshot.Table, checkpoin
 	}
 	if t.Key == nil {
 		t.Whole, t.Key = true, s.r.o.Router.Keys[t.String()]
+		// Changes of such a table are left to the rows that will be read. Of one that was
+		// dropped since there are none, and the changes are all there is.
+		ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
+		defer cancel()
+		if found, err := replication.Describe(ctx, s.conn, []uint32{rel.OID}); err == nil && found[rel.OID] == nil {
+			return t, waiting, false
+		}
 	}
 	return t, waiting, true
 }
