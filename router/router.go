@@ -377,7 +377,14 @@ func (r *Router) outboxEvent(p *tablePlan, c *replication.Change, b *Batch) erro
 	}
 	r.positionHeader(c, b)
 	rec.headers = span{at: at, n: len(b.headers) - at}
-	if ev.Key == nil {
+	switch {
+	case ev.Partition >= 0:
+		if n := topic.partitions(); ev.Partition >= int64(n) {
+			return &RouteError{Reason: ReasonRoute, Detail: fmt.Sprintf(
+				"the row names partition %d, and topic %s has %d, from 0 on; correct the row's column, or add partitions", ev.Partition, ev.Topic, n)}
+		}
+		rec.where, rec.partition = placeAt, int32(ev.Partition)
+	case ev.Key == nil:
 		rec.where = placeAlone
 	}
 	return r.add(b, rec, ev.Topic)
