@@ -338,9 +338,13 @@ func (p *outboxPlan) checkTopic(name, source string) error {
 	if err == nil {
 		return nil
 	}
+	maker := "topic template"
+	if p.route != nil {
+		maker = "route"
+	}
 	return &RouteError{Reason: ReasonRoute, Detail: fmt.Sprintf(
-		"topic name %s from %q: %s; correct the row's column, or the outbox's topic or route",
-		quoteCut(name), source, cutText(err.Error()))}
+		"topic name %s from %q: %s; correct the row's column, or the outbox's %s",
+		quoteCut(name), source, cutText(err.Error()), maker)}
 }
 
 func (p *outboxPlan) columnName(i int) string { return p.source.columns[i].name }

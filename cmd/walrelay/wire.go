@@ -71,7 +71,9 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 		schema, table, _ := strings.Cut(o.Table, ".")
 		ro.Outbox = append(ro.Outbox, router.OutboxOptions{
 			Schema: schema, Table: table, Topic: o.Topic, Key: o.Key,
-			Columns: o.Columns, Headers: o.Headers, NullPayload: o.NullPayload,
+			Columns: o.Columns, Headers: o.Headers, HeadersFrom: o.HeadersFrom, NullPayload: o.NullPayload,
+			Partition: o.Partition, Format: o.Format, CloudEvents: o.CloudEvents, Envelope: o.Envelope,
+			JSONStrings: o.JSONStrings, Route: router.RouteOptions(o.Route),
 		})
 		publications.Outbox = append(publications.Outbox, o.Table)
 	}
