@@ -157,6 +157,7 @@ type outboxPlan struct {
 	headersFrom int               // its column, or -1
 	names       map[string]string // of headers from rows
 	cloud       cloudEvents
+	sequence    *seqWatch // nil where there is none
 
 	object *objectColumns // of an open source, else nil
 

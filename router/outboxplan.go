@@ -118,6 +118,7 @@ func compileOutbox(s eventSource, o *OutboxOptions, env outboxEnv) (*outboxPlan,
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.label, err)
 	}
+	p.watchSequence()
 	if p.source.open() {
 		p.object = newObjectColumns(&p.source, o)
 	}

@@ -49,6 +49,10 @@ type Options struct {
 	// the stream with *StopError, and so do all where it is empty.
 	DeadLetterOn []string
 
+	// Sequence is told of events whose aggregate_seq leaves a gap or goes backwards; nil
+	// where nobody wants to know.
+	Sequence func(*SequenceFault)
+
 	// Types describes a type that is not built in; nil where it is unknown, whose text
 	// then becomes a JSON string.
 	Types func(oid uint32) (*format.Type, error)
@@ -387,7 +391,11 @@ func (r *Router) outboxEvent(p *tablePlan, c *replication.Change, b *Batch) erro
 	case ev.Key == nil:
 		rec.where = placeAlone
 	}
-	return r.add(b, rec, ev.Topic)
+	if err := r.add(b, rec, ev.Topic); err != nil {
+		return err
+	}
+	p.outbox.observe(c.New, r.o.Sequence)
+	return nil
 }
 
 // put copies v into the arena; nil becomes null.

@@ -299,7 +299,7 @@ func (v *validator) route(path string, o Outbox) {
 	}
 	literal := regexp.MustCompile(`\\.|\$(\{[^}]*\}|[0-9]+)`).ReplaceAllString(o.Route.Replacement, "")
 	if strings.Contains(literal, "$") {
-		v.bad(path+".replacement", o.Route.Replacement, "has a $ that names no group", "write $1 or ${name}")
+		v.bad(path+".replacement", o.Route.Replacement, "has a $ that names no group", "write $1, or $${name} for ${name}")
 	} else if bad := badTopicChars(literal); bad != "" {
 		v.bad(path+".replacement", o.Route.Replacement, "Kafka takes only letters, digits, . _ and - in a topic's name, not "+bad, "write for example outbox.event.$1")
 	}
