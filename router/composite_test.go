@@ -144,3 +144,20 @@ func TestACatalogThatDoesNotAnswerStopsTheStream(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestARowWithACompositeDoesNotAllocate(t *testing.T) {
+	c := newCompositeRun(t, func(o *Options) { o.TypesAt = func(checkpoint.LSN) (bool, error) { return false, nil } })
+	row := insertOf(c.rel, "1", "(1,2)")
+	read := readOf(row)
+	allocs := testing.AllocsPerRun(100, func() {
+		c.b.Reset()
+		for _, change := range []*replication.Change{row, read, row, read} {
+			if err := c.r.Route(change, c.b); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+}
