@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/walrelay/walrelay/internal/harness"
 )
 
@@ -306,10 +308,10 @@ func TestBeforeOfADeleteHasNoInventions(t *testing.T) {
 	c.expect("the delete", changes[1:], `v d 0 {"id":1} {"id":1} null`, `v x {"id":1}`)
 }
 
-// To a UTF-8 client the server would end the stream at row 2: nothing behind it would
-// arrive, and a restart would meet it again.
-func TestARowWithBytesThatAreNotUTF8IsADeadLetterAndTheOthersArrive(t *testing.T) {
-	c := caseNew(t)
+// caseWithoutEncoding moves the case to a database without an encoding, of which it
+// returns a connection.
+func caseWithoutEncoding(c *caseRun) *pgx.Conn {
+	t := c.t
 	name := "sqa_" + c.name
 	c.pg.Exec("CREATE DATABASE " + name + " ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
 	dsn := c.pg.Server.Database(name)
@@ -317,7 +319,6 @@ func TestARowWithBytesThatAreNotUTF8IsADeadLetterAndTheOthersArrive(t *testing.T
 	conn := caseConnect(t, dsn)
 	caseExec(t, conn, "CREATE TABLE v (id int PRIMARY KEY, t text)")
 	c.set(caseMap{"source": caseMap{"dsn": dsn}})
-	c.start()
 	// Registered behind the instance's own clean-up, which comes later, so it is stopped here.
 	t.Cleanup(func() {
 		c.proc.Kill()
@@ -326,6 +327,15 @@ func TestARowWithBytesThatAreNotUTF8IsADeadLetterAndTheOthersArrive(t *testing.T
 			return err == nil, nil // the walsender takes a moment to notice
 		})
 	})
+	return conn
+}
+
+// To a UTF-8 client the server would end the stream at row 2: nothing behind it would
+// arrive, and a restart would meet it again.
+func TestARowWithBytesThatAreNotUTF8IsADeadLetterAndTheOthersArrive(t *testing.T) {
+	c := caseNew(t)
+	conn := caseWithoutEncoding(c)
+	c.start()
 	for _, sql := range []string{"INSERT INTO v VALUES (1,'a')", `INSERT INTO v VALUES (2, E'\351')`, "INSERT INTO v VALUES (3,'c')"} {
 		caseExec(t, conn, sql)
 	}
@@ -337,5 +347,33 @@ func TestARowWithBytesThatAreNotUTF8IsADeadLetterAndTheOthersArrive(t *testing.T
 	dead := c.expectOnly(log, c.name+".dead-letter")
 	if dead.Headers["reason"] != "encode" || string(dead.Key) != `{"id":2}` || !strings.Contains(string(dead.Value), `"t":"\\xe9"`) {
 		t.Errorf("dead letter: reason %s, key %s, %s", dead.Headers["reason"], dead.Key, dead.Value)
+	}
+}
+
+// So are rows that a snapshot reads; a key of such bytes has no record either.
+func TestSnapshotRowsWithBytesThatAreNotUTF8AreDeadLetters(t *testing.T) {
+	for _, types := range []string{"plain", "debezium"} {
+		t.Run(types, func(t *testing.T) {
+			c := caseNew(t).set(caseMap{"snapshot": caseMap{"mode": "initial"}, "format": caseMap{"types": types}})
+			conn := caseWithoutEncoding(c)
+			caseExec(t, conn, `INSERT INTO v VALUES (1,'a'), (2, E'\351'), (3,'c'); CREATE TABLE k (t text PRIMARY KEY); INSERT INTO k VALUES (E'\351'), ('e')`)
+			c.catchUp()
+			log := c.log()
+			if rows := c.topic(log, c.name+".public.v"); len(rows) != 2 {
+				t.Errorf("%d rows of v, want 2", len(rows))
+			}
+			if rows := c.topic(log, c.name+".public.k"); len(rows) != 1 || string(rows[0].Key) != `{"t":"e"}` {
+				t.Errorf("%d rows of k, want 1", len(rows))
+			}
+			dead := c.topic(log, c.name+".dead-letter")
+			if len(dead) != 2 {
+				t.Fatalf("%d dead letters, want 2", len(dead))
+			}
+			for _, d := range dead {
+				if d.Headers["reason"] != "encode" || !strings.HasSuffix(d.Headers["position"], "-snapshot") || !strings.Contains(string(d.Value), `"t":"\\xe9"`) {
+					t.Errorf("%v %s", d.Headers, d.Value)
+				}
+			}
+		})
 	}
 }
