@@ -66,9 +66,6 @@ func (p *tablePlan) addComposite(t *format.Type, schemas bool, enc *format.Encod
 // now if the MVCC snapshot had seen the last that altered them.
 func (r *Router) compositePlan(p *tablePlan, c *replication.Change) (*tablePlan, error) {
 	r.last = p
-	if r.o.TypesAt == nil {
-		return p, nil
-	}
 	at := checkpoint.LSN(math.MaxUint64) // a chunk is newer than any answer from before it
 	switch {
 	case c.Txn != nil:
@@ -76,22 +73,9 @@ func (r *Router) compositePlan(p *tablePlan, c *replication.Change) (*tablePlan,
 	case p.typesRead == chunkTime{c.Read.Time, c.Read.Xmin}:
 		return p, nil
 	}
-	changed, err := r.o.TypesAt(at)
+	p, err := r.renewed(p, c, at)
 	if err != nil {
-		return nil, fmt.Errorf("plan records of %s: %w", p.label, err)
-	}
-	if changed {
-		clear(r.plans)
-		clear(r.readPlans)
-		if p, err = r.newPlan(p.rel); err != nil {
-			return nil, fmt.Errorf("plan records of %s: %w", p.label, err)
-		}
-		plans := r.plans
-		if c.Read != nil {
-			plans = r.readPlans
-		}
-		plans[p.rel.OID] = p
-		r.last = p
+		return nil, fmt.Errorf("plan records of %s.%s: %w", c.Relation.Schema, c.Relation.Name, err)
 	}
 	var by checkpoint.XID // what altered a type must be older
 	if c.Read != nil {
@@ -107,5 +91,29 @@ func (r *Router) compositePlan(p *tablePlan, c *replication.Change) (*tablePlan,
 		}
 		p.columns[column.column].append = form
 	}
+	return p, nil
+}
+
+// renewed is p, or another plan where the types have changed by what was written at lsn:
+// then every plan is made anew.
+func (r *Router) renewed(p *tablePlan, c *replication.Change, at checkpoint.LSN) (*tablePlan, error) {
+	if r.o.TypesAt == nil {
+		return p, nil
+	}
+	changed, err := r.o.TypesAt(at)
+	if err != nil || !changed {
+		return p, err
+	}
+	clear(r.plans)
+	clear(r.readPlans)
+	if p, err = r.newPlan(c.Relation); err != nil {
+		return nil, err
+	}
+	if c.Read != nil {
+		r.readPlans[p.rel.OID] = p
+	} else {
+		r.plans[p.rel.OID] = p
+	}
+	r.last = p
 	return p, nil
 }
