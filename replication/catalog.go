@@ -378,15 +378,35 @@ SELECT w.lsn::text, (SELECT (w.lsn - s.restart_lsn)::int8 FROM pg_catalog.pg_rep
 // TextRows runs a query and gives its rows as text, for queries that another room
 // brings along.
 func TextRows(ctx context.Context, conn *pgx.Conn, sql string) ([][][]byte, error) {
-	results, err := conn.PgConn().Exec(ctx, sql).ReadAll()
+	results, err := TextResults(ctx, conn, sql)
 	if err != nil {
 		return nil, err
 	}
-	if len(results) != 1 {
-		return nil, fmt.Errorf("query gave %d results, want 1", len(results))
-	}
-	return results[0].Rows, results[0].Err
+	return results[0], nil
 }
+
+// TextResults is TextRows of several queries in one round trip, each under a snapshot of
+// its own.
+func TextResults(ctx context.Context, conn *pgx.Conn, queries ...string) ([][][][]byte, error) {
+	results, err := conn.PgConn().Exec(ctx, strings.Join(queries, ";")).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	if len(results) != len(queries) {
+		return nil, fmt.Errorf("queries gave %d results, want %d", len(results), len(queries))
+	}
+	rows := make([][][][]byte, len(results))
+	for i, r := range results {
+		if r.Err != nil {
+			return nil, r.Err
+		}
+		rows[i] = r.Rows
+	}
+	return rows, nil
+}
+
+// WALEndQuery gives where the WAL ends now, on a standby where its replay does.
+const WALEndQuery = `SELECT (CASE WHEN pg_is_in_recovery() THEN coalesce(pg_last_wal_replay_lsn(), '0/0') ELSE pg_current_wal_insert_lsn() END)::text`
 
 // NotNullColumns gives a table's columns that are declared NOT NULL.
 func NotNullColumns(ctx context.Context, conn *pgx.Conn, oid uint32) ([]string, error) {

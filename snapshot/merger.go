@@ -57,6 +57,7 @@ type Row struct {
 	Relation *replication.Relation
 	Tuple    replication.Tuple // valid until the next call of Next
 	Time     time.Time
+	Xmin     checkpoint.XID // of the MVCC snapshot that the row was read under
 	Truncate bool
 	Outbox   bool
 }

@@ -314,7 +314,7 @@ chunks:
 			}
 			t.m.tuple = ch.Rows.Tuple(i, t.m.tuple)
 			t.rows++
-			*row = Row{Table: t.def.OID, Relation: ch.Shape.Relation, Tuple: t.m.tuple, Time: ch.Time, Outbox: t.def.Outbox}
+			*row = Row{Table: t.def.OID, Relation: ch.Shape.Relation, Tuple: t.m.tuple, Time: ch.Time, Xmin: ch.Snapshot.Xmin, Outbox: t.def.Outbox}
 			return true
 		}
 		t.chunkOut(ready)

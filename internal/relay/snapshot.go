@@ -201,7 +201,7 @@ func (g *merging) emit(ctx context.Context) error {
 		}
 		c := replication.Change{
 			Op: replication.OpRead, Relation: row.Relation, New: row.Tuple,
-			Read: &replication.ReadPoint{CommitLSN: l.pos.CommitLSN, Time: row.Time},
+			Read: &replication.ReadPoint{CommitLSN: l.pos.CommitLSN, Time: row.Time, Xmin: row.Xmin},
 		}
 		if row.Truncate {
 			c.Op, c.New = replication.OpTruncate, nil
