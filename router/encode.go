@@ -22,7 +22,10 @@ type tablePlan struct {
 	outbox    *outboxPlan
 
 	columns []columnPlan
-	key     []int // indexes of the record key's columns, in the table's order; nil for none
+	// composites are the columns whose type is, or is made of, a composite one.
+	composites []compositeColumn
+	typesRead  chunkTime // of the chunk for which their types were looked at last
+	key        []int     // indexes of the record key's columns, in the table's order; nil for none
 	// keyBeyondIdentity tells that updates and deletes do not carry the key.
 	keyBeyondIdentity bool
 
@@ -43,7 +46,7 @@ type columnPlan struct {
 // plan finds or makes the plan of a change's relation.
 func (r *Router) plan(c *replication.Change) (*tablePlan, error) {
 	rel := c.Relation
-	if r.last != nil && r.last.rel == rel {
+	if r.last != nil && r.last.rel == rel && r.last.composites == nil {
 		return r.last, nil
 	}
 	plans := r.plans
@@ -57,6 +60,9 @@ func (r *Router) plan(c *replication.Change) (*tablePlan, error) {
 			return nil, fmt.Errorf("plan records of %s.%s: %w", rel.Schema, rel.Name, err)
 		}
 		plans[rel.OID] = p
+	}
+	if p.composites != nil {
+		return r.compositePlan(p, c)
 	}
 	r.last = p
 	return p, nil
@@ -92,6 +98,7 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 		}
 		types = append(types, t)
 		p.columns = append(p.columns, r.shape.column(c, t, &r.enc))
+		p.addComposite(t, r.o.Debezium != nil && r.o.Debezium.Schemas, &r.enc)
 	}
 	if err := p.chooseKey(r.o.Keys[p.label], r.o.Debezium != nil); err != nil {
 		return nil, err

@@ -56,6 +56,10 @@ type Options struct {
 	// Types describes a type that is not built in; nil where it is unknown, whose text
 	// then becomes a JSON string.
 	Types func(oid uint32) (*format.Type, error)
+	// TypesAt makes sure that what Types says of composite types holds for what was
+	// written at lsn; changed tells that what it said before does not. It is asked for
+	// each transaction with a change of a table that has one, and may be nil.
+	TypesAt func(lsn checkpoint.LSN) (changed bool, err error)
 }
 
 // Topics finds the topics that records go to.
@@ -65,8 +69,8 @@ type Topics interface {
 	Lookup(name string) *Topic
 }
 
-// Router turns changes into records. It is pure but for Options.Types, which may ask
-// the catalog once per new type. One goroutine owns it.
+// Router turns changes into records. It is pure but for Options.Types and TypesAt, which
+// may ask the catalog. One goroutine owns it.
 type Router struct {
 	o      Options
 	topics Topics
