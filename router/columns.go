@@ -41,6 +41,9 @@ func (o *ColumnOptions) names() []string {
 	return list
 }
 
+// AllGone tells whether the table need not be there.
+func (o ColumnOptions) AllGone() bool { return len(o.names()) == 0 }
+
 // guard watches a table of Options.Columns.
 //
 // Columns are hidden by their names, and RELATION messages have nothing else by which to
