@@ -58,3 +58,11 @@ func scriptMask(kind, value string) (m format.Mask, err error) {
 	}
 	return m, err
 }
+
+// wideMasks hides columns of wideRow, by each mask.
+func wideMasks() map[string]ColumnOptions {
+	return map[string]ColumnOptions{"public.orders": {Exclude: []string{"data"}, Masks: map[string]format.Mask{
+		"id": {Kind: format.MaskHMAC, Salt: []byte("pepper")}, "customer": {Kind: format.MaskSHA256}, "note": {Kind: format.MaskTruncate, Length: 8},
+		"ref": {Kind: format.MaskNull}, "code": {Kind: format.MaskFixed, Text: "-"},
+	}}}
+}
