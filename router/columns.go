@@ -49,7 +49,7 @@ func (o ColumnOptions) AllGone() bool { return len(o.names()) == 0 }
 // Columns are hidden by their names, and RELATION messages have nothing else by which to
 // know a column: one that is renamed would leave in clear from then on. So a column may
 // be missing only where it cannot be there under another name: where every column that is
-// there stood beside it in a shape of the table that had it. See admit.
+// there and leaves in clear stood beside it in a shape of the table that had it. See admit.
 type guard struct {
 	hidden  ColumnOptions
 	catalog *replication.Relation // as the table was at the start; nil: not known
@@ -128,7 +128,7 @@ func (g *guard) admit(rel *replication.Relation, seen map[string]*witness) error
 		if w.gone {
 			continue
 		}
-		if strange := strangers(rel, w.rel); len(strange) > 0 {
+		if strange := g.strangers(rel, w.rel); len(strange) > 0 {
 			return refuseStrangers(rel, name, strange)
 		}
 		if w = seen[name]; w != nil {
@@ -138,9 +138,13 @@ func (g *guard) admit(rel *replication.Relation, seen map[string]*witness) error
 	return nil
 }
 
-// strangers gives the columns of a shape that another one does not have.
-func strangers(rel, known *replication.Relation) (list []string) {
+// strangers gives the columns of a shape that another one does not have. Those that are
+// hidden themselves may be whatever they like.
+func (g *guard) strangers(rel, known *replication.Relation) (list []string) {
 	for _, c := range rel.Columns {
+		if _, masked := g.hidden.mask(c.Name); masked || g.hidden.excludes(c.Name) {
+			continue
+		}
 		if known == nil || !slices.ContainsFunc(known.Columns, func(k replication.Column) bool { return k.Name == c.Name && k.TypeOID == c.TypeOID }) {
 			list = append(list, c.Name)
 		}

@@ -45,6 +45,7 @@ func TestAHiddenColumnThatMayHaveAnotherNameStops(t *testing.T) {
 		{name: "the WAL is older than the column", shapes: []string{"catalog:id email password x", "id x", "id x email", "id x email password"}},
 		{name: "the WAL is older, and the column had another name", shapes: []string{"catalog:id email password", "id mail password"}, refuse: true},
 		{name: "a column that is gone by now", shapes: []string{"catalog:id email password", "id y"}, refuse: true},
+		{name: "renamed to what is hidden too", shapes: []string{"catalog:id email password", "id password email", "id email"}},
 		{name: "unknown at the start", shapes: []string{"id x"}, refuse: true},
 		{name: "unknown at the start, with both", shapes: []string{"id email password"}},
 		{name: "the snapshot is ahead of the stream", shapes: []string{"catalog:id email password", "id email password", "read:id email password y", "id email password"}},
