@@ -184,16 +184,16 @@ func (p *tablePlan) keepsIdentity(hidden *ColumnOptions) error {
 	for _, i := range p.key {
 		name, how := p.rel.Columns[i].Name, ""
 		if m, ok := hidden.mask(name); ok && !m.KeepsApart() {
-			how = "masks with " + m.String()
+			how = "the mask " + m.String()
 		}
 		if hidden.excludes(name) {
-			how = "excludes"
+			how = "exclude"
 		}
 		if how == "" {
 			continue
 		}
 		return &checkpoint.Refusal{
-			What:   fmt.Sprintf("source.columns %s column %q of %s, which is part of the record key", how, name, p.label),
+			What:   fmt.Sprintf("source.columns has %s for column %q of %s, which is part of the record key", how, name, p.label),
 			Risk:   "different rows would have one key, and replace and delete each other in the topic",
 			Remedy: "use sha256 or hmac-sha256 there, under which different values stay different; or choose another key under source.keys",
 		}
