@@ -1,6 +1,7 @@
 package router
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -65,10 +66,24 @@ type witness struct {
 	gone bool
 }
 
-// Guard remembers a table of Options.Columns as the catalog has it now. It refuses where a
+// Guard remembers tables of Options.Columns as the catalog has them now. It refuses where a
 // column that is to be hidden is not there: it may be misspelt, and the one that is meant
-// would leave in clear. A table without an entry is none of its business.
-func (r *Router) Guard(rel *replication.Relation) error {
+// would leave in clear. Tables without an entry are none of its business. It must be called
+// before the first change, with all tables that have an entry and are there: without their
+// OIDs the router does not know them under other names.
+func (r *Router) Guard(rels ...*replication.Relation) error {
+	if r.guards == nil {
+		r.guards = map[uint32]*guard{}
+	}
+	for _, rel := range rels {
+		if err := r.guardTable(rel); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Router) guardTable(rel *replication.Relation) error {
 	label := rel.Schema + "." + rel.Name
 	o, ok := r.o.Columns[label]
 	if !ok {
@@ -89,10 +104,18 @@ func (r *Router) Guard(rel *replication.Relation) error {
 	return nil
 }
 
+var errUnguarded = errors.New("source.columns is not in force: Guard was not called; this is a bug, and nothing was sent")
+
 // hidden gives what is hidden of a relation, nil for nothing: by the entry of its name, or
 // the one that the same table has under another name, since a table that is renamed is not
 // to leave in clear.
 func (r *Router) hidden(rel *replication.Relation, read bool) (*ColumnOptions, error) {
+	if len(r.o.Columns) == 0 {
+		return nil, nil
+	}
+	if r.guards == nil {
+		return nil, errUnguarded
+	}
 	g := r.guards[rel.OID]
 	if o, ok := r.o.Columns[rel.Schema+"."+rel.Name]; ok {
 		if g == nil {

@@ -146,6 +146,19 @@ func TestAMisspeltColumnIsRefusedBeforeTheStart(t *testing.T) {
 	}
 }
 
+func TestNothingIsSentBeforeTheTablesAreGuarded(t *testing.T) {
+	o := testOptions()
+	o.Columns = map[string]ColumnOptions{"public.users": {Exclude: []string{"password"}}}
+	r, err := NewRouter(o, newFixedTopics())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := NewBatch(Limits{Bytes: 1 << 20, Records: 10})
+	if err := r.Route(insertOf(shapeOf(t, "people", "id password"), "1", "hush"), b); !errors.Is(err, errUnguarded) || b.Records() != 0 {
+		t.Errorf("%v and %d records", err, b.Records())
+	}
+}
+
 // A table keeps its OID whatever its name is, before the start and after.
 func TestATableUnderAnotherNameIsStillHidden(t *testing.T) {
 	r := guarded(t)

@@ -79,7 +79,8 @@ type Router struct {
 	// claimed remembers which table has which topic, so that two never meet in one
 	// because characters were rewritten.
 	claimed map[string]*replication.Relation
-	// guards are the tables of Options.Columns by OID, under whichever name.
+	// guards are the tables of Options.Columns by OID, under whichever name; nil before
+	// Guard is called.
 	guards map[uint32]*guard
 
 	rejected map[string]string // topics of events that Kafka does not take, and why
@@ -94,7 +95,7 @@ type Router struct {
 func NewRouter(o Options, topics Topics) (*Router, error) {
 	r := &Router{
 		o: o, topics: topics, plans: map[uint32]*tablePlan{}, readPlans: map[uint32]*tablePlan{},
-		claimed: map[string]*replication.Relation{}, guards: map[uint32]*guard{},
+		claimed: map[string]*replication.Relation{},
 	}
 	var err error
 	if r.shape, err = newShape(o); err != nil {

@@ -19,6 +19,9 @@ import (
 func mustRouter(t testing.TB, o Options, topics Topics) *Router {
 	t.Helper()
 	r, err := NewRouter(o, topics)
+	if err == nil {
+		err = r.Guard()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -447,7 +447,10 @@ func scriptRow(words []word) replication.Tuple {
 func (s *routeScript) route(line string, c *replication.Change) {
 	if s.router == nil {
 		var err error
-		if s.router, err = NewRouter(s.o, s.topics); err != nil {
+		if s.router, err = NewRouter(s.o, s.topics); err == nil {
+			err = s.router.Guard()
+		}
+		if err != nil {
 			s.t.Fatal(err)
 		}
 	}

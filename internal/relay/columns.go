@@ -79,12 +79,5 @@ func (s *session) guardColumns(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, oid := range oids {
-		if rel := described[oid]; rel != nil {
-			if err := s.router.Guard(rel); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return s.router.Guard(slices.Collect(maps.Values(described))...)
 }
