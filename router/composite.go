@@ -106,7 +106,7 @@ func (r *Router) renewed(p *tablePlan, c *replication.Change, at checkpoint.LSN)
 	}
 	clear(r.plans)
 	clear(r.readPlans)
-	if p, err = r.newPlan(c.Relation); err != nil {
+	if p, err = r.newPlan(c.Relation, c.Read != nil); err != nil {
 		return nil, err
 	}
 	if c.Read != nil {

@@ -23,6 +23,9 @@ type Options struct {
 	// is wanted.
 	Keys   map[string][]string
 	Outbox []OutboxOptions
+	// Columns says by "schema.table" which columns are masked or left out. Nothing of a
+	// table leaves without it being asked, dead letters and errors included.
+	Columns map[string]ColumnOptions
 
 	// TableTopic gives the topic of a table; only characters that Kafka takes.
 	TableTopic   func(schema, table string) string
@@ -84,6 +87,9 @@ type Router struct {
 	// claimed remembers which table has which topic, so that two never meet in one
 	// because characters were rewritten.
 	claimed map[string]*replication.Relation
+	// guards are the tables of Options.Columns by OID, under whichever name; nil before
+	// Guard is called.
+	guards map[uint32]*guard
 
 	rejected map[string]string // topics of events that Kafka does not take, and why
 
@@ -110,7 +116,10 @@ func NewRouter(o Options, topics Topics) (*Router, error) {
 // created, and says what an outbox's columns were taken for. inserts tells that nothing
 // but inserts will come, which need no replica identity.
 func (r *Router) Check(rel *replication.Relation, inserts bool) (recognised []string, err error) {
-	p, err := r.newPlan(rel)
+	if err := r.Guard(rel); err != nil {
+		return nil, err
+	}
+	p, err := r.newPlan(rel, false)
 	if err != nil {
 		var refusal *checkpoint.Refusal
 		if errors.As(err, &refusal) {
@@ -509,7 +518,7 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 	start := len(b.arena)
 	b.arena = appendDeadLetter(b.arena, &deadLetter{
 		Reason: fault.Reason, Error: fault.Detail, Table: letterTable,
-		Position: position, Change: c,
+		Position: position, Change: c, Columns: r.columnsOf(c),
 	}, limit)
 	rec.value = b.spanFrom(start)
 	if err := r.add(b, rec, topic.Name); err != nil {

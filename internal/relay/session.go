@@ -452,6 +452,9 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
 		return err
 	}
+	if err := s.guardColumns(ctx); err != nil {
+		return err
+	}
 	topics, err := s.claimTopics(s.router)
 	if err != nil {
 		return err
