@@ -121,6 +121,7 @@ func TestOutboxRowsThatAFormatCannotTake(t *testing.T) {
 		{"a header without a name", "json", OutboxOptions{HeadersFrom: "meta"}, with(13, `{"":1}`), ReasonMalformed},
 		{"a negative partition", "json", OutboxOptions{Partition: "part"}, with(12, "-1"), ReasonMalformed},
 		{"a route that does not match", "json", OutboxOptions{Route: RouteOptions{Regex: "(ord)"}}, formatRow("1"), ReasonRoute},
+		{"a route that matches the end alone", "json", OutboxOptions{Route: RouteOptions{Regex: "(der)"}}, formatRow("1"), ReasonRoute},
 		{"a route to no topic's name", "json", OutboxOptions{Route: RouteOptions{Replacement: "a b"}}, formatRow("1"), ReasonRoute},
 		{"a route by NULL", "json", OutboxOptions{Route: RouteOptions{By: "part"}}, formatRow("1"), ReasonRoute},
 	} {

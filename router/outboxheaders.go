@@ -39,11 +39,12 @@ func (p *outboxPlan) compileHeaders(o *OutboxOptions) error {
 	for _, entry := range o.Headers {
 		// A column may have a colon in its name.
 		name, key := entry, entry
-		c, ok := columnsByName(&p.source)[name]
-		if before, after, renamed := strings.Cut(entry, ":"); !ok && renamed {
+		_, exact := columnsByName(&p.source)[name]
+		if before, after, renamed := strings.Cut(entry, ":"); !exact && renamed {
 			name, key = before, after
 		}
-		if c, ok = p.source.index(name); !ok {
+		c, ok := p.source.index(name)
+		if !ok {
 			return fmt.Errorf("headers: the table has no column %q; there are %s", name, strings.Join(p.source.names(), ", "))
 		}
 		if other, ok := used[key]; ok {

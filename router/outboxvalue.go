@@ -47,12 +47,13 @@ func (p *outboxPlan) compileValue(o *OutboxOptions) error {
 		p.value = valueBytea
 	}
 	for _, entry := range o.Envelope {
-		c, ok := columnsByName(&p.source)[entry]
+		_, exact := columnsByName(&p.source)[entry]
 		name, key := entry, entry
-		if before, after, renamed := strings.Cut(entry, ":"); !ok && renamed {
+		if before, after, renamed := strings.Cut(entry, ":"); !exact && renamed {
 			name, key = before, after
 		}
-		if c, ok = p.source.index(name); !ok {
+		c, ok := p.source.index(name)
+		if !ok {
 			return fmt.Errorf("envelope: the table has no column %q; there are %s", name, strings.Join(p.source.names(), ", "))
 		}
 		m := member{head: "," + string(format.QuoteName(key)), column: c}

@@ -130,6 +130,8 @@ func TestWhatIsWrongWithASingleKey(t *testing.T) {
 		{"outbox: [{table: public.o, topic: \"a{b|upper}\"}]", "outbox[0].topic: the function \"upper\" is not known"},
 		{"outbox: [{table: public.o, topic: \"a/{b}\"}]", "outbox[0].topic: Kafka takes only letters, digits, . _ and - in a topic's name, not '/'"},
 		{"outbox: [{table: public.o, key: \"{b\"}]", "outbox[0].key: has a { without its }"},
+		{"outbox: [{table: public.o, topic: 'a\\{{b}'}]", "outbox[0].topic: Kafka takes only letters, digits, . _ and - in a topic's name, not '%'"},
+		{"outbox: [{table: public.o, key: 'a\\b'}]", "outbox[0].key: has a backslash before none of { } | : \\"},
 		{"outbox: [{table: public.o, format: avro}]", "outbox[0].format: is not one of the choices; write payload, envelope or cloudevents (line 6, value avro)"},
 		{"outbox: [{table: public.o, topic: x, route: {by: type}}]", "outbox[0].route: is there beside topic, and each chooses the topic; keep one of them"},
 		{"outbox: [{table: public.o, route: {regex: \"(\"}}]", "outbox[0].route.regex: is not a regular expression (RE2)"},

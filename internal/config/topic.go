@@ -99,6 +99,11 @@ func fixedTemplate(s string, names ...string) (reason, remedy string) {
 // the database's to say; here only the form and the functions can be wrong.
 func rowTemplate(s string, topic bool) (reason, remedy string) {
 	remedy = "write for example orders.{event_type|lower}; functions: lower, replace:a:b, default:y"
+	// A character behind a backslash is text, and none that a topic may have.
+	s = regexp.MustCompile(`\\[{}|:\\]`).ReplaceAllString(s, "%")
+	if strings.Contains(s, `\`) {
+		return `has a backslash before none of { } | : \`, `write \\ for a backslash`
+	}
 	literal, holders, err := parseTemplate(s)
 	if err != nil {
 		return err.Error(), remedy
