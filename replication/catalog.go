@@ -430,38 +430,3 @@ func HasRows(ctx context.Context, conn *pgx.Conn, schema, table string) (bool, e
 	}
 	return rows, nil
 }
-
-// Access is what our role may do with a table.
-type Access struct {
-	OID    uint32
-	Name   string
-	Quoted string // schema and table, as SQL
-	Role   string // our role, as SQL
-	Select bool
-	// RowSecurity tells that a policy filters what our role reads.
-	RowSecurity bool
-}
-
-// ReadAccess tells what our role may do with tables.
-func ReadAccess(ctx context.Context, conn *pgx.Conn, oids []uint32) ([]Access, error) {
-	if len(oids) == 0 {
-		return nil, nil
-	}
-	rows, err := conn.Query(ctx, `
-SELECT c.oid, c.relname::text, quote_ident(n.nspname) || '.' || quote_ident(c.relname), quote_ident(current_user),
-       has_schema_privilege(n.oid, 'USAGE') AND (has_table_privilege(c.oid, 'SELECT') OR has_any_column_privilege(c.oid, 'SELECT')),
-       row_security_active(c.oid)
-  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE c.oid = ANY($1) ORDER BY n.nspname, c.relname`, oids)
-	if err != nil {
-		return nil, fmt.Errorf("read privileges on tables: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (a Access, err error) {
-		err = row.Scan(&a.OID, &a.Name, &a.Quoted, &a.Role, &a.Select, &a.RowSecurity)
-		return a, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read privileges on tables: %w", err)
-	}
-	return list, nil
-}
