@@ -95,16 +95,15 @@ func (m *monitor) sayWaiting(running []replication.RunningTransaction) {
 
 // primaryConn gives the connection to where tables are read.
 func (m *monitor) primaryConn(ctx context.Context) (*replication.Conn, error) {
-	if m.s.r.o.Snapshot.PrimaryDSN == "" {
+	if m.s.primary == nil {
 		return m.conn, nil
 	}
 	if m.primary == nil {
 		var err error
-		if m.primary, err = m.s.r.primary(ctx); err != nil {
-			return nil, err
-		}
+		m.primary, err = m.s.primary.connect(ctx)
+		return m.primary, err
 	}
-	return m.primary, nil
+	return m.primary, m.s.primary.alive(ctx)
 }
 
 // watchRequests reads who asks for tables to be read again, on its own: a Kafka that
