@@ -16,7 +16,8 @@ type news struct {
 	seen     snapshot.MVCC    // the primary's current one; zero for none
 	tables   []snapshot.Table // all that are published, if looked
 	looked   bool
-	released []uint32 // tables that need not wait any more
+	trees    []treeNews // what changed in the partitions of tables
+	released []uint32   // tables that need not wait any more
 	requests []checkpoint.Request
 	from     int64 // the offset from which requests were read
 	next     int64 // the offset up to which they were; 0 where none were
@@ -62,6 +63,11 @@ func (m *monitor) snapshots(ctx context.Context, catalog bool) error {
 				return err
 			}
 			m.bounds[oid] = bound
+			continue
+		}
+		// A table that the stream brought is not read before its partitions were looked at:
+		// one that is attached later has to be noticed.
+		if listed := func(t snapshot.Table) bool { return t.OID == oid }; n.seen.Xmin >= bound && !slices.ContainsFunc(m.listed, listed) {
 			continue
 		}
 		if n.seen.Xmin >= bound {
@@ -117,7 +123,9 @@ func (m *monitor) tables(ctx context.Context, n *news) error {
 		return err
 	}
 	n.tables, n.looked = tables, true
-	return nil
+	n.trees, err = m.s.watch.look(ctx, m.conn, m.s.named, tables)
+	m.listed = tables
+	return err
 }
 
 // watchRequests reads who asks for tables to be read again, on its own: a Kafka that

@@ -43,6 +43,7 @@ type session struct {
 	keys    map[uint32][]string
 	types   *typeCache
 	waits   waits
+	watch   *treeWatch
 	// slotSnapshot is the MVCC snapshot at the creation of the slot, in this session.
 	slotSnapshot string
 	// before are the tables that were published before that.
