@@ -51,7 +51,7 @@ func full() (Checkpoint, int64, *Delta) {
 
 func fullTrees() map[uint32]Tree {
 	return map[uint32]Tree{
-		16500: {16501: {Name: "public.p_a", Link: 735, File: 16399}, 16502: {Name: "public.\xe9", Link: 4294967295}, 9: {Name: "s.p_b", File: 1, Truncated: 4294967295}},
+		16500: {16501: {Name: "public.p_a", Link: 735, File: 16399}, 16502: {Name: "public.\xe9", Link: 4294967295}, 9: {Name: "s.p_b", File: 1, Space: 1663, Truncated: 4294967295}},
 		16510: {},
 		17:    nil,
 	}

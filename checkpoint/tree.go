@@ -23,6 +23,8 @@ type Part struct {
 	// File is the number of the file that holds its rows, which a TRUNCATE replaces; 0 for
 	// a table that is partitioned itself.
 	File uint32
+	// Space is the tablespace of the file; 0 for the database's.
+	Space uint32
 	// Truncated is the last transaction, 32 bits, whose truncate of the whole table the
 	// stream has sent since File was looked at; 0 for none.
 	Truncated uint32
@@ -36,6 +38,7 @@ type Part struct {
 //	| name      | text            | Part.Name      |
 //	| link      | integer         | Part.Link      |
 //	| file      | integer, absent | Part.File      |
+//	| space     | integer, absent | Part.Space     |
 //	| truncated | integer, absent | Part.Truncated |
 func appendTrees(dst []byte, trees map[uint32]Tree) []byte {
 	dst = append(dst, '{')
@@ -79,6 +82,10 @@ func appendPart(dst []byte, p Part) []byte {
 		dst = append(dst, `,"file":`...)
 		dst = strconv.AppendUint(dst, uint64(p.File), 10)
 	}
+	if p.Space != 0 {
+		dst = append(dst, `,"space":`...)
+		dst = strconv.AppendUint(dst, uint64(p.Space), 10)
+	}
 	if p.Truncated != 0 {
 		dst = append(dst, `,"truncated":`...)
 		dst = strconv.AppendUint(dst, uint64(p.Truncated), 10)
@@ -90,6 +97,7 @@ type partRecord struct {
 	Name      *jsonText `json:"name"`
 	Link      *uint32   `json:"link"`
 	File      uint32    `json:"file"`
+	Space     uint32    `json:"space"`
 	Truncated uint32    `json:"truncated"`
 }
 
@@ -123,7 +131,7 @@ func (m treeRecords) trees(gone bool) (map[uint32]Tree, error) {
 			if err != nil {
 				return nil, fmt.Errorf("partition %s: %w", quote(name), err)
 			}
-			tree[oid] = Part{Name: string(*p.Name), Link: *p.Link, File: p.File, Truncated: p.Truncated}
+			tree[oid] = Part{Name: string(*p.Name), Link: *p.Link, File: p.File, Space: p.Space, Truncated: p.Truncated}
 		}
 		out[root] = tree
 	}

@@ -26,20 +26,15 @@ type Part struct {
 	Name   string `json:"name"` // schema.table, unquoted
 	// Link is the transaction that attached it. ATTACH writes a new row into pg_inherits,
 	// so that whoever is detached and attached again has another one.
-	Link uint32 `json:"link"`
-	File uint32 `json:"file"` // relfilenode; 0 for a table that is partitioned itself
+	Link  uint32 `json:"link"`
+	File  uint32 `json:"file"` // relfilenode; 0 for a table that is partitioned itself
+	Space uint32 `json:"space"`
 	// Leaf tells that rows of the tree are in it.
 	Leaf bool `json:"leaf"`
 	// Born tells that it was created as a partition (CREATE TABLE … PARTITION OF), so that
-	// no row was written to it before.
+	// no row was written to it before. Not every such is recognised.
 	Born bool `json:"born"`
 }
-
-// bornWithin is how many command ids lie between the first row that CREATE TABLE writes
-// into pg_attribute and the one that its PARTITION OF writes into pg_inherits: 2 in 14 to
-// 18. An ATTACH in the same transaction as a CREATE TABLE comes at 5 or later. Where a
-// server counts more, a new partition counts as attached, and its rows are read.
-const bornWithin = 2
 
 // PartitionTrees gives the trees among published tables, ordered. digest is what the last
 // call gave; where nothing differs it comes back, and the trees are nil.
@@ -65,6 +60,12 @@ func PartitionTrees(ctx context.Context, conn *pgx.Conn, publications []string, 
 
 // partitionTreesSQL takes tables, publications and the digest. A partition whose DETACH
 // CONCURRENTLY is pending is detached already: no query finds its rows through the root.
+//
+// A table that was created as a partition has inherited columns that are as the CREATE
+// TABLE wrote them, in one command with the system columns: an ATTACH counts attinhcount up
+// in a new version of every column's row, and a DETACH down. That it was attached by the
+// creating transaction is not enough, which may have filled it before. Where xmax is set
+// somebody tried to change the row, and its cmin says nothing any more.
 func partitionTreesSQL(major int) string {
 	schemas, inSchema := "", ""
 	if major >= 15 {
@@ -73,7 +74,7 @@ func partitionTreesSQL(major int) string {
 	}
 	return `
 WITH RECURSIVE link AS (
-  SELECT inhrelid AS oid, inhparent AS parent, xmin, cmin::text::int8 AS cmin FROM pg_catalog.pg_inherits WHERE NOT inhdetachpending
+  SELECT inhrelid AS oid, inhparent AS parent, xmin FROM pg_catalog.pg_inherits WHERE NOT inhdetachpending
 ), root AS (
   SELECT c.oid, c.relkind FROM pg_catalog.pg_class c
    WHERE c.oid = ANY ($1::oid[]) AND (c.relkind = 'p' OR c.relkind = 'r' AND c.relispartition AND NOT EXISTS (
@@ -86,8 +87,11 @@ WITH RECURSIVE link AS (
   SELECT p.root, p.relkind, l.* FROM part p JOIN link l ON CASE p.relkind WHEN 'p' THEN l.parent = p.oid ELSE l.oid = p.parent END
 ), listed AS (
   SELECT p.root, json_agg(json_build_object('oid', p.oid::int8, 'parent', p.parent::int8, 'name', n.nspname || '.' || c.relname,
-           'link', p.xmin::text::int8, 'file', CASE WHEN p.relkind = 'p' THEN c.relfilenode::int8 ELSE 0 END, 'leaf', c.relkind = 'r',
-           'born', a.xmin = p.xmin AND p.cmin - a.cmin::text::int8 BETWEEN 0 AND ` + strconv.Itoa(bornWithin) + `) ORDER BY p.oid) AS parts
+           'link', p.xmin::text::int8, 'file', CASE WHEN p.relkind = 'p' THEN c.relfilenode::int8 ELSE 0 END,
+           'space', CASE WHEN p.relkind = 'p' AND c.relkind = 'r' THEN c.reltablespace::int8 ELSE 0 END, 'leaf', c.relkind = 'r',
+           'born', a.xmin = p.xmin AND a.xmax = '0' AND EXISTS (
+              SELECT FROM pg_catalog.pg_attribute i
+               WHERE i.attrelid = p.oid AND i.attnum > 0 AND i.attinhcount > 0 AND i.xmin = a.xmin AND i.cmin = a.cmin AND i.xmax = '0')) ORDER BY p.oid) AS parts
     FROM part p
     JOIN pg_catalog.pg_class c ON c.oid = p.oid AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -159,31 +163,34 @@ type NewFile struct {
 	XID  uint32
 	// Empty tells that it has no page, and no statistics either, as TRUNCATE leaves it.
 	Empty bool
-	// Kept tells that rows are in it that are older than the file: somebody rewrote it, and
-	// did not truncate it.
+	// Pages tells that there are some.
+	Pages bool
+	// Kept tells that rows are in it that are older than the file, and than its relfrozenxid,
+	// which TRUNCATE sets to the oldest transaction that runs: somebody rewrote it, and did
+	// not truncate it. (Rows may be older than the file alone where that was made in a
+	// savepoint: the transaction has a lower xid.)
 	Kept bool
 	// Altered tells that the same transaction changed a column: ALTER TABLE rewrote it.
 	Altered bool
 }
 
 // keptSample is how many rows are looked at for one that is older than the file. VACUUM
-// FULL, CLUSTER and a move to another tablespace keep each row's xmin, so that nearly
-// every row is.
+// FULL and CLUSTER keep each row's xmin, so that nearly every row is.
 const keptSample = 10_000
 
 // ReadNewFile looks at a table whose relfilenode has changed.
 func ReadNewFile(ctx context.Context, conn *pgx.Conn, oid uint32) (f NewFile, err error) {
 	err = look(ctx, conn, func(tx pgx.Tx) error {
 		var schema, name string
-		var pages, readable bool
+		var readable bool
 		var tuples float32
-		var xid string
+		var xid, frozen string
 		err := tx.QueryRow(ctx, `
-SELECT n.nspname, c.relname, c.xmin::text, c.reltuples, coalesce(pg_relation_size(c.oid) > 0, false),
+SELECT n.nspname, c.relname, c.xmin::text, c.relfrozenxid::text, c.reltuples, coalesce(pg_relation_size(c.oid) > 0, false),
        has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid),
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.xmin = c.xmin)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1`, oid).
-			Scan(&schema, &name, &xid, &tuples, &pages, &readable, &f.Altered)
+			Scan(&schema, &name, &xid, &frozen, &tuples, &f.Pages, &readable, &f.Altered)
 		if errors.Is(err, pgx.ErrNoRows) {
 			f.Gone = true
 			return nil
@@ -195,12 +202,12 @@ SELECT n.nspname, c.relname, c.xmin::text, c.reltuples, coalesce(pg_relation_siz
 		if err != nil {
 			return err
 		}
-		f.XID, f.Empty = uint32(x), !pages && tuples < 0
-		if !pages || !readable {
+		f.XID, f.Empty = uint32(x), !f.Pages && tuples < 0
+		if !f.Pages || !readable {
 			return nil
 		}
-		return tx.QueryRow(ctx, fmt.Sprintf(`SELECT EXISTS (SELECT FROM (SELECT xmin AS x FROM ONLY %s LIMIT %d) s WHERE age(x) > age('%s'::xid))`,
-			pgx.Identifier{schema, name}.Sanitize(), keptSample, xid)).Scan(&f.Kept)
+		return tx.QueryRow(ctx, fmt.Sprintf(`SELECT EXISTS (SELECT FROM (SELECT xmin AS x FROM ONLY %s LIMIT %d) s WHERE age(x) > greatest(age('%s'::xid), age('%s'::xid)))`,
+			pgx.Identifier{schema, name}.Sanitize(), keptSample, xid, frozen)).Scan(&f.Kept)
 	})
 	if err != nil {
 		return f, fmt.Errorf("look at the rewritten table %d: %w", oid, err)

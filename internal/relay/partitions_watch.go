@@ -195,7 +195,8 @@ func (w *treeWatch) losses(ctx context.Context, conn *replication.Conn, publicat
 		if err != nil {
 			return err
 		}
-		if f.Gone || f.Kept || f.Altered {
+		moved := f.Pages && w.known[n.root][p.OID].Space != p.Space
+		if f.Gone || f.Kept || f.Altered || moved {
 			continue // rewritten, with its rows; or for the next look
 		}
 		how := lostMaybe
@@ -245,7 +246,7 @@ func diffTree(old checkpoint.Tree, t replication.PartitionTree) treeDiff {
 		return !(known && k.Link == p.Link) && !p.Born
 	}
 	for _, p := range t.Parts {
-		d.tree[p.OID] = checkpoint.Part{Name: p.Name, Link: p.Link, File: p.File}
+		d.tree[p.OID] = checkpoint.Part{Name: p.Name, Link: p.Link, File: p.File, Space: p.Space}
 		if k, known := old[p.OID]; known && k.Link != p.Link {
 			d.again = append(d.again, p.Name)
 		}
