@@ -432,7 +432,7 @@ func (l *loop) advance(ends bool) {
 
 // maybeDeliver starts the delivery of the batch in hand if it is time to.
 func (l *loop) maybeDeliver(drained bool) {
-	if !l.filling.Moved() && !l.published && !l.merging.merger.Moving() && !l.merging.requests.moving || !l.due(drained) {
+	if !l.filling.Moved() && !l.published && !l.merging.moving() || !l.due(drained) {
 		return
 	}
 	b := l.filling

@@ -44,6 +44,7 @@ type session struct {
 	types   *typeCache
 	waits   waits
 	primary *primary // nil where tables are read at the stream's source
+	watch   *treeWatch
 	// slotSnapshot is the MVCC snapshot at the creation of the slot, in this session.
 	slotSnapshot string
 	// before are the tables that were published before that.
