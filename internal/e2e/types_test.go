@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -54,6 +55,33 @@ func TestAValueNeverGetsTheNamesOfAnotherTime(t *testing.T) {
 		`v c 0 {"id":8} null {"id":8,"p":{"a":1,"d":4,"e":5},"ps":[{"a":1,"d":4,"e":5}]}`)
 	if dead := c.topic(log, c.name+".dead-letter"); len(dead) != 0 {
 		t.Errorf("%d dead letters, the first %s", len(dead), dead[0].Value)
+	}
+}
+
+// A snapshot reads the values as the type is now, and a table whose row is another's
+// column is such a type, too.
+func TestASnapshotHasTheNamesOfNow(t *testing.T) {
+	c := caseNew(t).set(caseMap{"snapshot": caseMap{"mode": "initial"}})
+	c.pg.Exec("CREATE TYPE pair AS (a int, b text); CREATE TABLE part (x int, y int); CREATE TABLE v (id int PRIMARY KEY, p pair, r part); INSERT INTO v VALUES (1, '(1,x)', '(1,2)')")
+	c.pg.Exec("ALTER TYPE pair DROP ATTRIBUTE b, ADD ATTRIBUTE c int; ALTER TABLE part RENAME x TO xx")
+	c.set(caseMap{"source": caseMap{"tables": []string{"public.v"}}})
+	c.catchUp()
+	c.pg.Exec("INSERT INTO v VALUES (2, '(1,2)', '(1,2)')")
+	c.pg.Exec("ALTER TABLE part ADD z int")
+	c.pg.Exec("INSERT INTO v VALUES (3, '(1,2)', '(1,2,3)')")
+	c.catchUp()
+	var after []string
+	for _, r := range c.parse(c.log().Records) {
+		after = append(after, string(r.After))
+	}
+	want := []string{
+		`{"id":1,"p":{"a":1,"c":null},"r":{"xx":1,"y":2}}`,
+		`{"id":2,"p":{"a":1,"c":2},"r":"(1,2)"}`,
+		`{"id":3,"p":{"a":1,"c":2},"r":{"xx":1,"y":2,"z":3}}`,
+	}
+	slices.Sort(after)
+	if !slices.Equal(after, want) {
+		t.Errorf("got\n\t%s\nwant\n\t%s", strings.Join(after, "\n\t"), strings.Join(want, "\n\t"))
 	}
 }
 
