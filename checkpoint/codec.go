@@ -33,7 +33,7 @@ const StateBeside int64 = -1
 // drop when it writes its own record, without harm. The major rises otherwise, and
 // a release refuses majors that it does not know. See FORMAT.md.
 const (
-	formatVersion = "1.1"
+	formatVersion = "1.2"
 	formatMajor   = 1
 )
 
@@ -56,6 +56,7 @@ const (
 //	| tables        | object, absent  | {"oid":progress or null} set since that state record |
 //	| slot_snapshot | string, absent  | Checkpoint.SlotSnapshot                              |
 //	| requests      | integer, absent | Checkpoint.Requests                                  |
+//	| after         | object, absent  | Checkpoint.After                                     |
 func EncodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) []byte {
 	dst, _ = encodePosition(dst, c, stateOffset, delta)
 	return dst
@@ -116,6 +117,10 @@ func encodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) 
 	if c.Requests != 0 {
 		dst = append(dst, `,"requests":`...)
 		dst = strconv.AppendInt(dst, c.Requests, 10)
+	}
+	if c.After != nil {
+		dst = append(dst, `,"after":`...)
+		dst = appendAfter(dst, c.After)
 	}
 	return append(dst, '}'), deltaBytes
 }
@@ -202,6 +207,7 @@ type positionRecord struct {
 	Tables       map[string]*tableRecord `json:"tables"`
 	SlotSnapshot string                  `json:"slot_snapshot"`
 	Requests     int64                   `json:"requests"`
+	After        *afterRecord            `json:"after"`
 }
 
 type cutRecord struct {
@@ -266,6 +272,9 @@ func (r *positionRecord) checkpoint() (c Checkpoint, delta Delta, err error) {
 		c.Publications = append(c.Publications, Publication{Name: p.Name, Horizon: LSN(p.Horizon)})
 	}
 	c.SlotSnapshot, c.Requests = r.SlotSnapshot, r.Requests
+	if c.After, err = r.After.after(); err != nil {
+		return c, delta, err
+	}
 	if delta.Partitions, err = counts(r.Delta); err != nil {
 		return c, delta, err
 	}

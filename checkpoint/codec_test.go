@@ -29,6 +29,12 @@ func full() (Checkpoint, int64, *Delta) {
 			Publications: []Publication{{Name: "walrelay_shop", Horizon: 0x16B3000000}, {Name: "walrelay_shop_insert"}},
 			SlotSnapshot: "812:815:813",
 			Requests:     41000,
+			After: &After{
+				Done: ChangeID{CommitLSN: 0x16B374D848, Seq: 1<<64 - 1}, Dead: []ChangeID{{0x16B374E000, 0}, {0x16B374E000, 7}},
+				Tables: map[uint32]AfterTable{
+					9: {}, 16390: {From: ChangeID{CommitLSN: 5}, Key: []string{"id", "event_id"}, Rows: [][]string{{"1", "a"}, {"2", "\xff"}}},
+				},
+			},
 		}, 41822, &Delta{
 			Partitions: map[string]int32{"shop.public.orders": 8, "a": 1},
 			Tables: map[uint32]*TableDelta{
@@ -168,7 +174,7 @@ func TestNewerMajorIsRefused(t *testing.T) {
 		errState := DecodeState(data, new(Checkpoint))
 		for _, err := range []error{err, errState} {
 			var ve *VersionError
-			if !errors.As(err, &ve) || ve.Version != v || !strings.Contains(err.Error(), `"`+v+`"`) || !strings.Contains(err.Error(), `"1.1"`) {
+			if !errors.As(err, &ve) || ve.Version != v || !strings.Contains(err.Error(), `"`+v+`"`) || !strings.Contains(err.Error(), `"1.2"`) {
 				t.Errorf("version %s: %v", v, err)
 			}
 		}

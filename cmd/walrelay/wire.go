@@ -65,9 +65,12 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 		Match:          c.Source.Tables.Match,
 		KeylessInserts: c.Source.Keyless == config.KeylessInserts,
 	}
-	backlogs := map[string]string{}
+	backlogs, after := map[string]string{}, map[string]string{}
 	for _, o := range c.Outbox {
 		backlogs[o.Table] = o.Backlog()
+		if o.After != config.AfterKeep {
+			after[o.Table] = o.After
+		}
 		schema, table, _ := strings.Cut(o.Table, ".")
 		ro.Outbox = append(ro.Outbox, router.OutboxOptions{
 			Schema: schema, Table: table, Topic: o.Topic, Key: o.Key,
@@ -113,6 +116,7 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 			PrimaryDSN: c.Source.PrimaryDSN.Reveal(),
 			Outbox:     backlogs,
 		},
+		After:           after,
 		MessagePrefixes: c.Source.Messages,
 		Limits:          batchLimits(c.Batch),
 		Buffer:          readAhead(c.Batch),

@@ -63,7 +63,7 @@ type Outbox struct {
 	Headers     []string          `yaml:"headers"`
 	NullPayload string            `yaml:"null-payload"` // tombstone | null
 	Format      string            `yaml:"format"`       // payload
-	After       string            `yaml:"after"`        // keep
+	After       string            `yaml:"after"`        // keep | mark | delete
 	// Snapshot is pending | all | none, and empty where the file does not say: then
 	// pending rows are read, and a table without a column that marks published rows must
 	// not have any.
@@ -187,6 +187,10 @@ const (
 	OutboxAll     = "all"
 	OutboxNone    = "none"
 
+	AfterKeep   = "keep"
+	AfterMark   = "mark"
+	AfterDelete = "delete"
+
 	NullPayloadTombstone = "tombstone"
 	NullPayloadNull      = "null"
 
@@ -260,7 +264,7 @@ func Default() Config {
 
 // DefaultOutbox returns an outbox entry with every default set and no table.
 func DefaultOutbox() Outbox {
-	return Outbox{NullPayload: NullPayloadTombstone, Format: "payload", After: "keep"}
+	return Outbox{NullPayload: NullPayloadTombstone, Format: "payload", After: AfterKeep}
 }
 
 // FillNames sets what is still empty of the identity that follows the name:

@@ -51,7 +51,7 @@ func specs() []spec {
 		{path: "outbox[].headers", doc: "Further columns that become headers."},
 		{path: "outbox[].null-payload", enum: []string{NullPayloadTombstone, NullPayloadNull}, doc: "What a NULL payload becomes: a tombstone, or the JSON value null."},
 		{path: "outbox[].format", enum: []string{"payload"}, later: []string{"envelope", "cloudevents"}, doc: "payload: the payload's bytes as they stand."},
-		{path: "outbox[].after", enum: []string{"keep"}, later: []string{"mark", "delete"}, doc: "keep: a published row stays as it is."},
+		{path: "outbox[].after", enum: []string{AfterKeep, AfterMark, AfterDelete}, doc: "What becomes of a row once its event is in Kafka. keep: it stays as it is. mark: published_at = now(), or status = 1 or 'processed', whichever column and type the table has. delete: it is deleted."},
 		{path: "outbox[].snapshot", whenSet: true, enum: []string{OutboxPending, OutboxAll, OutboxNone}, doc: "Rows that are there at the first start. pending (default): those not marked as published (published_at, or status) become events. all: every one does. none: no one does. To be set where rows are there and no column marks them."},
 
 		{path: "topics", doc: "Where records go, and how a missing topic is created."},

@@ -114,7 +114,7 @@ func TestWhatIsWrongWithASingleKey(t *testing.T) {
 		{"format: {types: debezium, toast: marker}", "format.toast: does not go with types debezium, which has a placeholder for each type"},
 		{"format: {debezium: {decimal-handling: exact}}", "format.debezium.decimal-handling: is not one of the choices"},
 		{"format: {debezium: {unavailable-value-placeholder: \"\"}}", "format.debezium.unavailable-value-placeholder: is empty"},
-		{"outbox: [{table: public.o, after: delete}]", "outbox[0].after: is not there in this version; write keep"},
+		{"outbox: [{table: public.o, after: deleted}]", "outbox[0].after: is not one of the choices; did you mean delete?"},
 		{"dead-letter: {on: [encode, oversized]}", "dead-letter.on[1]: is not one of the choices; did you mean oversize?"},
 		{"dead-letter: {on: [encode, encode]}", "dead-letter.on[1]: is in the list already"},
 		{"batch: {max-bytes: 2GiB}", "batch.max-bytes: is above 1GiB"},

@@ -33,6 +33,9 @@ type Options struct {
 	Checkpoint ckafka.Options
 	Router     router.Options
 	Snapshot   SnapshotOptions
+	// After says by "schema.table" what becomes of delivered rows: outbox.Mark or
+	// outbox.Delete; a table that is not there is kept as it is.
+	After map[string]string
 	// MessagePrefixes are the globs of captured messages; with none the message topic
 	// is not created.
 	MessagePrefixes []string
@@ -84,6 +87,7 @@ type Relay struct {
 	sourceSeen, kafkaSeen bool // each was reached once
 	resumed               bool // a checkpoint was read or written, so there has to be one
 	saidOutbox            bool // which columns of the outbox tables were recognised
+	saidLoose             bool // which of them have no unique key
 	fault                 fault
 
 	mu        sync.Mutex
@@ -91,6 +95,8 @@ type Relay struct {
 	committed checkpoint.LSN
 	// deliverySince is when the batch on its way to Kafka left; zero while none is.
 	deliverySince time.Time
+	markProblem   string // what keeps delivered outbox rows from being marked
+	marksWait     bool   // the stream waits for that
 }
 
 // New makes a Relay; Run runs it.

@@ -173,6 +173,9 @@ func (g *merging) emit(ctx context.Context) error {
 			g.more = true
 			break
 		}
+		if !l.after.mayRead() {
+			break // until those that went out are marked
+		}
 		before := l.filling.Bytes()
 		row, ok := g.merger.Next()
 		if !ok {
@@ -186,6 +189,9 @@ func (g *merging) emit(ctx context.Context) error {
 			c.Op, c.New = replication.OpTruncate, nil
 		}
 		if err := l.route(ctx, &c, l.filling); err != nil {
+			return err
+		}
+		if err := l.after.passed(&c, l.filling.LastIsDeadLetter()); err != nil {
 			return err
 		}
 		g.count(row.Table)
