@@ -67,9 +67,12 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 	for i := range r.o.Outbox {
 		o := &r.o.Outbox[i]
 		if o.Schema == rel.Schema && o.Table == rel.Name {
-			var err error
 			p.topicName = strings.ToValidUTF8(p.label, "_") // for metrics only
-			p.outbox, err = compileOutbox(rel, o, r.o.Prefix, r.validTopic)
+			source, err := tableSource(rel, r.baseType)
+			if err != nil {
+				return nil, err
+			}
+			p.outbox, err = compileOutbox(source, o, r.outboxEnv())
 			return p, err
 		}
 	}
@@ -97,6 +100,22 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 		return nil, err
 	}
 	return p, r.shape.plan(p, types)
+}
+
+func (r *Router) outboxEnv() outboxEnv {
+	return outboxEnv{prefix: r.o.Prefix, validTopic: r.validTopic}
+}
+
+// baseType gives the type beneath a domain, and any other type itself.
+func (r *Router) baseType(oid uint32) (uint32, error) {
+	if format.Builtin(oid) != nil || r.o.Types == nil {
+		return oid, nil
+	}
+	t, err := r.o.Types(oid)
+	if err != nil || t == nil {
+		return oid, err
+	}
+	return t.Underlying().OID, nil
 }
 
 // validTopic is ValidTopicName, and keeps events out of the checkpoint topic: one with

@@ -111,9 +111,12 @@ func (s *scratch) addHeader(ev *event, key string, value []byte) {
 //
 // A plan is for one goroutine, since it remembers the topics it has seen.
 type outboxPlan struct {
-	relation *replication.Relation
-	fields   fieldColumns
-	topic    *rowTemplate
+	source eventSource
+	fields fieldColumns
+	topic  *rowTemplate
+	// topicWithoutAggregate is the topic of rows without an aggregate type, where that is
+	// for each row to say; else nil.
+	topicWithoutAggregate *rowTemplate
 	// key is nil without a template; keyColumns are then tried in order, and also
 	// where the template gives no text.
 	key         *rowTemplate
@@ -122,6 +125,8 @@ type outboxPlan struct {
 	payloadForm payloadForm
 	nullPayload string
 	headers     []headerColumn
+
+	object *objectColumns // of an open source, else nil
 
 	validTopic func(string) error
 	topics     map[string]topicEntry
@@ -166,7 +171,7 @@ const maxCachedTopics = 4096
 // (org.apache.kafka.common.internals.Topic).
 const maxTopicLength = 249
 
-// appendEvent makes row, an inserted row of the plan's relation, the event ev.
+// appendEvent makes row, a row of the plan's source, the event ev.
 // Everything ev points to is a copy in s, so that row's memory may go.
 //
 // An error is a *RouteError about this row. Then ev holds what was found before it,
@@ -196,10 +201,10 @@ func (p *outboxPlan) appendEvent(ev *event, s *scratch, row replication.Tuple) e
 // checkRow finds what an inserted row cannot be. It looks at every column before
 // anything is built, so that the other steps need no error for it.
 func (p *outboxPlan) checkRow(row replication.Tuple) error {
-	if len(row) != len(p.relation.Columns) {
+	if len(row) != len(p.source.columns) {
 		return &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
-			"the row has %d values and %s.%s %d columns; report this as a bug, with the table's definition",
-			len(row), p.relation.Schema, p.relation.Name, len(p.relation.Columns))}
+			"the row has %d values and %s %d columns; report this as a bug, with the table's definition",
+			len(row), p.source.label, len(p.source.columns))}
 	}
 	for i := range row {
 		if row[i].Kind == replication.ValueUnchanged {
@@ -235,14 +240,18 @@ func (p *outboxPlan) appendKey(ev *event, s *scratch, row replication.Tuple) {
 // no allocation.
 func (p *outboxPlan) appendTopic(ev *event, s *scratch, row replication.Tuple) error {
 	start := len(s.buf)
-	buf, empty := p.topic.appendTo(s.buf, row)
+	topic := p.topic
+	if p.topicWithoutAggregate != nil && row[p.fields[fieldAggregateType]].Kind != replication.ValueText {
+		topic = p.topicWithoutAggregate
+	}
+	buf, empty := topic.appendTo(s.buf, row)
 	// The name is a string of its own: its place in the buffer is free again.
 	s.buf = buf[:start]
 	name := buf[start:]
 	if empty != "" {
 		return &RouteError{Reason: ReasonRoute, Detail: fmt.Sprintf(
 			"field {%s} of the topic %q is NULL or empty; fill the column, or give the template a default as in {%s|default:other}",
-			empty, p.topic.source, empty)}
+			empty, topic.source, empty)}
 	}
 	if len(name) > maxTopicLength {
 		// Not remembered: a payload column taken for a topic may hold megabytes. The dead
@@ -353,7 +362,7 @@ func appendPlainTime(dst, text []byte, form timeForm) []byte {
 	return append(dst, clock...)
 }
 
-func (p *outboxPlan) columnName(i int) string { return p.relation.Columns[i].Name }
+func (p *outboxPlan) columnName(i int) string { return p.source.columns[i].name }
 
 // cutText gives the first 400 bytes of a message that may quote a whole value.
 func cutText(s string) string {

@@ -53,9 +53,19 @@ func validTopicForTest(name string) error {
 	return nil
 }
 
+func envForTest() outboxEnv { return outboxEnv{prefix: "shop", validTopic: validTopicForTest} }
+
+func sourceOf(rel *replication.Relation) eventSource {
+	s, err := tableSource(rel, func(oid uint32) (uint32, error) { return oid, nil })
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
 func mustPlan(t testing.TB, rel *replication.Relation, o OutboxOptions) *outboxPlan {
 	t.Helper()
-	p, err := compileOutbox(rel, &o, "shop", validTopicForTest)
+	p, err := compileOutbox(sourceOf(rel), &o, envForTest())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +238,7 @@ func TestOutboxMappingErrorsNameColumnsAndAWorkingMapping(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			rel := relationOf(t, "outbox", tt.columns...)
-			_, err := compileOutbox(rel, &tt.options, "shop", validTopicForTest)
+			_, err := compileOutbox(sourceOf(rel), &tt.options, envForTest())
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -249,7 +259,7 @@ func TestOutboxMappingErrorsNameColumnsAndAWorkingMapping(t *testing.T) {
 				field, column, _ := strings.Cut(pair, ": ")
 				o.Columns[field] = strings.Trim(column, `"`)
 			}
-			if _, err := compileOutbox(rel, &o, "shop", validTopicForTest); err != nil {
+			if _, err := compileOutbox(sourceOf(rel), &o, envForTest()); err != nil {
 				t.Errorf("the suggested mapping does not work: %v", err)
 			}
 		})
@@ -265,7 +275,7 @@ func TestOutboxOptionErrors(t *testing.T) {
 		`null-payload: "none" is neither`:                {NullPayload: "none"},
 		`the fields aggregate_id, aggregate_seq, event_`: {Topic: "{Event_type}"},
 	} {
-		if _, err := compileOutbox(schemaO(t), &o, "shop", validTopicForTest); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := compileOutbox(sourceOf(schemaO(t)), &o, envForTest()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want an error with %q", err, want)
 		}
 	}

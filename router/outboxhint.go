@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/walrelay/walrelay/replication"
 )
 
 // The type OIDs that the outbox cares about; they are fixed in PostgreSQL's
@@ -30,31 +28,31 @@ const (
 
 // mappingError is the error about a table that cannot be an outbox as it is: every
 // problem, the columns found, and a configuration that would work.
-func mappingError(rel *replication.Relation, o *OutboxOptions, fields fieldColumns, problems []error) error {
+func mappingError(s *eventSource, o *OutboxOptions, fields fieldColumns, problems []error) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "outbox table %s.%s:", rel.Schema, rel.Name)
+	b.WriteString(s.label + ":")
 	for _, p := range problems {
 		fmt.Fprintf(&b, "\n  %v", p)
 	}
-	found := make([]string, len(rel.Columns))
-	for i, c := range rel.Columns {
-		found[i] = c.Name + " " + typeName(c.TypeOID)
+	found := make([]string, len(s.columns))
+	for i, c := range s.columns {
+		found[i] = c.name + " " + typeName(c.typeOID)
 	}
 	fmt.Fprintf(&b, "\n  columns found: %s", strings.Join(found, ", "))
-	mapping, lacking := suggestColumns(rel, o, fields)
+	mapping, lacking := suggestColumns(s, o, fields)
 	if len(lacking) > 0 {
 		fmt.Fprintf(&b, "\n  the table has no column left for: %s; add one, or take the table out of outbox:", strings.Join(lacking, ", "))
 		return errors.New(b.String())
 	}
 	fmt.Fprintf(&b, "\n  this would work, if these columns are the ones meant:\n")
-	fmt.Fprintf(&b, "    outbox:\n      - table: %s\n        columns: {%s}", yamlString(rel.Schema+"."+rel.Name), strings.Join(mapping, ", "))
+	fmt.Fprintf(&b, "    outbox:\n      - table: %s\n        columns: {%s}", yamlString(s.path), strings.Join(mapping, ", "))
 	return errors.New(b.String())
 }
 
 // suggestColumns gives "field: column" for every field that has to be said: what
 // is configured rightly, what is ambiguous, and a guess for what is missing.
 // lacking names the fields for which no column is left.
-func suggestColumns(rel *replication.Relation, o *OutboxOptions, fields fieldColumns) (mapping, lacking []string) {
+func suggestColumns(s *eventSource, o *OutboxOptions, fields fieldColumns) (mapping, lacking []string) {
 	needed := []outboxField{fieldID, fieldPayload}
 	if o.Topic == "" && fields[fieldAggregateType] < 0 {
 		needed = append(needed, fieldType)
@@ -65,7 +63,7 @@ func suggestColumns(rel *replication.Relation, o *OutboxOptions, fields fieldCol
 			taken[c] = true
 		}
 	}
-	byName := columnsByName(rel)
+	byName := columnsByName(s)
 	for f := range outboxFields {
 		rule := f.rule()
 		c := fields[f]
@@ -74,7 +72,7 @@ func suggestColumns(rel *replication.Relation, o *OutboxOptions, fields fieldCol
 		case c >= 0 && !configured && !bothSpellings(rule, byName):
 			continue // recognised; nothing to say
 		case c < 0 && slices.Contains(needed, f):
-			if c = guessColumn(f, rel, taken); c < 0 {
+			if c = guessColumn(f, s, taken); c < 0 {
 				lacking = append(lacking, rule.name)
 				continue
 			}
@@ -82,7 +80,7 @@ func suggestColumns(rel *replication.Relation, o *OutboxOptions, fields fieldCol
 		case c < 0:
 			continue
 		}
-		mapping = append(mapping, rule.name+": "+yamlString(rel.Columns[c].Name))
+		mapping = append(mapping, rule.name+": "+yamlString(s.columns[c].name))
 	}
 	return mapping, lacking
 }
@@ -101,7 +99,7 @@ func bothSpellings(rule fieldRule, byName map[string]int) bool {
 
 // guessColumn gives the free column that looks most like f: by name before type,
 // and any free one rather than none. It is only ever a suggestion to a reader.
-func guessColumn(f outboxField, rel *replication.Relation, taken map[int]bool) int {
+func guessColumn(f outboxField, s *eventSource, taken map[int]bool) int {
 	var words []string
 	var types []uint32
 	switch f {
@@ -113,15 +111,15 @@ func guessColumn(f outboxField, rel *replication.Relation, taken map[int]bool) i
 		words, types = []string{"type", "kind", "name", "topic", "event"}, []uint32{oidText, oidVarchar}
 	}
 	best, bestScore := -1, -1
-	for i, c := range rel.Columns {
+	for i, c := range s.columns {
 		if taken[i] {
 			continue
 		}
 		score := 0
-		if w := slices.IndexFunc(words, func(w string) bool { return strings.Contains(c.Name, w) }); w >= 0 {
+		if w := slices.IndexFunc(words, func(w string) bool { return strings.Contains(c.name, w) }); w >= 0 {
 			score += 2 * (len(words) - w)
 		}
-		if t := slices.Index(types, c.TypeOID); t >= 0 {
+		if t := slices.Index(types, c.typeOID); t >= 0 {
 			score += 2*(len(types)-t) + 5
 		}
 		if score > bestScore {

@@ -6,8 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"github.com/walrelay/walrelay/replication"
 )
 
 // outboxField is a part of an event that a column may hold.
@@ -85,28 +83,33 @@ func (f outboxField) rule() fieldRule {
 	panic(fmt.Sprintf("outbox field %d has no rule", f))
 }
 
-// compileOutbox works out how rows of rel become events. prefix is {prefix} in
-// templates; validTopic judges topic names, its error saying what is wrong with
-// one. o and rel are kept and must not change.
+// outboxEnv is what a plan needs to know of the connector.
+type outboxEnv struct {
+	prefix string // {prefix} in templates
+	// validTopic judges topic names; its error says what is wrong with one.
+	validTopic func(string) error
+}
+
+// compileOutbox works out how rows of s become events. o is kept and must not change.
 //
-// The plan holds for this *Relation only: after an ALTER TABLE another RELATION
-// message arrives and the plan has to be made again. An error says what the table
-// lacks, which columns it has, and which configuration would work.
-func compileOutbox(rel *replication.Relation, o *OutboxOptions, prefix string, validTopic func(string) error) (*outboxPlan, error) {
+// The plan of a table holds for this *Relation only: after an ALTER TABLE another
+// RELATION message arrives and the plan has to be made again. An error says what the
+// table lacks, which columns it has, and which configuration would work.
+func compileOutbox(s eventSource, o *OutboxOptions, env outboxEnv) (*outboxPlan, error) {
 	p := &outboxPlan{
-		relation:    rel,
+		source:      s,
 		nullPayload: o.NullPayload,
-		validTopic:  validTopic,
+		validTopic:  env.validTopic,
 		topics:      make(map[string]topicEntry),
 	}
 	var problems []error
-	p.fields, problems = mapFields(rel, o)
+	p.fields, problems = mapFields(&p.source, o)
 	problems = append(problems, p.requireFields(o)...)
 	if len(problems) > 0 {
-		return nil, mappingError(rel, o, p.fields, problems)
+		return nil, mappingError(&p.source, o, p.fields, problems)
 	}
 	p.payload = p.fields[fieldPayload]
-	if rel.Columns[p.payload].TypeOID == oidBytea {
+	if p.source.columns[p.payload].typeOID == oidBytea {
 		p.payloadForm = payloadBytea
 	}
 	for _, f := range []outboxField{fieldPartitionKey, fieldAggregateID, fieldID} {
@@ -114,17 +117,20 @@ func compileOutbox(rel *replication.Relation, o *OutboxOptions, prefix string, v
 			p.keyColumns = append(p.keyColumns, c)
 		}
 	}
-	err := errors.Join(p.compileTemplates(o, prefix), p.compileHeaders(o))
+	err := errors.Join(p.compileTemplates(o, env.prefix), p.compileHeaders(o))
 	if err != nil {
-		return nil, fmt.Errorf("outbox table %s.%s: %w", rel.Schema, rel.Name, err)
+		return nil, fmt.Errorf("%s: %w", s.label, err)
+	}
+	if p.source.open() {
+		p.object = newObjectColumns(&p.source, o)
 	}
 	return p, nil
 }
 
 // mapFields finds each field's column: the configured one, else the first
-// recognised name that no other field was given.
-func mapFields(rel *replication.Relation, o *OutboxOptions) (fields fieldColumns, problems []error) {
-	byName := columnsByName(rel)
+// recognised name that no other field was given. An open source has a column for each.
+func mapFields(s *eventSource, o *OutboxOptions) (fields fieldColumns, problems []error) {
+	byName := columnsByName(s)
 	taken := make(map[int]bool)
 	byField := make(map[string]outboxField)
 	for f := range outboxFields {
@@ -137,12 +143,19 @@ func mapFields(rel *replication.Relation, o *OutboxOptions) (fields fieldColumns
 		switch {
 		case !known:
 			problems = append(problems, fmt.Errorf("columns: no field %q; there are %s", name, strings.Join(fieldNames(), ", ")))
+		case s.open():
 		case !exists:
 			problems = append(problems, fmt.Errorf("columns: %s: the table has no column %q", name, o.Columns[name]))
 		default:
 			fields[f] = c
 			taken[c] = true
 		}
+	}
+	if s.open() {
+		for f := range outboxFields {
+			fields[f] = int(f)
+		}
+		return fields, problems
 	}
 	for f := range outboxFields {
 		if _, configured := o.Columns[f.rule().name]; configured {
@@ -203,16 +216,7 @@ func (p *outboxPlan) requireFields(o *OutboxOptions) (problems []error) {
 func (p *outboxPlan) compileTemplates(o *OutboxOptions, prefix string) error {
 	scope := p.scope(prefix)
 	if o.Topic == "" {
-		// Built from the field's column and not from a name: the table may have another
-		// column of that name, which columns: has overruled.
-		f, name := fieldType, "event_type"
-		if p.fields[fieldAggregateType] >= 0 {
-			f, name = fieldAggregateType, "aggregate_type"
-		}
-		p.topic = &rowTemplate{
-			source: "outbox.event.{" + name + "}",
-			parts:  []templatePart{{literal: "outbox.event.", column: -1}, {column: p.fields[f], name: name}},
-		}
+		p.defaultTopic()
 	} else {
 		t, err := compileRowTemplate(o.Topic, scope)
 		if err != nil {
@@ -230,6 +234,26 @@ func (p *outboxPlan) compileTemplates(o *OutboxOptions, prefix string) error {
 	return nil
 }
 
+// defaultTopic sets topic to outbox.event.{aggregate_type}, or {event_type} where the
+// source has no aggregate type: of an open one each row has it or not. The templates are
+// built from the fields' columns and not from names: the table may have another column of
+// that name, which columns: has overruled.
+func (p *outboxPlan) defaultTopic() {
+	of := func(f outboxField, name string) *rowTemplate {
+		return &rowTemplate{
+			source: "outbox.event.{" + name + "}",
+			parts:  []templatePart{{literal: "outbox.event.", column: -1}, {column: p.fields[f], name: name}},
+		}
+	}
+	p.topic = of(fieldType, "event_type")
+	if p.fields[fieldAggregateType] >= 0 {
+		if p.source.open() {
+			p.topicWithoutAggregate = p.topic
+		}
+		p.topic = of(fieldAggregateType, "aggregate_type")
+	}
+}
+
 // scope gives the names that templates may use. A column goes before a field of
 // the same name: the template's writer sees the table.
 func (p *outboxPlan) scope(prefix string) templateScope {
@@ -244,12 +268,18 @@ func (p *outboxPlan) scope(prefix string) templateScope {
 			}
 		}
 	}
-	for i, c := range p.relation.Columns {
-		s.columns[c.Name] = i
+	for i, c := range p.source.columns {
+		s.columns[c.name] = i
+	}
+	if p.source.open() {
+		s.add = func(name string) int {
+			c, _ := p.source.index(name)
+			return c
+		}
 	}
 	slices.Sort(names)
 	s.describe = fmt.Sprintf("the columns %s, the fields %s, and prefix",
-		strings.Join(columnNames(p.relation), ", "), strings.Join(names, ", "))
+		strings.Join(p.source.names(), ", "), strings.Join(names, ", "))
 	return s
 }
 
@@ -264,7 +294,7 @@ func (p *outboxPlan) compileHeaders(o *OutboxOptions) error {
 		}
 		h := headerColumn{key: key, column: c}
 		if f == fieldOccurred {
-			switch p.relation.Columns[c].TypeOID {
+			switch p.source.columns[c].typeOID {
 			case oidTimestamp:
 				h.form = formTimestamp
 			case oidTimestamptz:
@@ -274,11 +304,10 @@ func (p *outboxPlan) compileHeaders(o *OutboxOptions) error {
 		p.headers = append(p.headers, h)
 		used[key] = c
 	}
-	byName := columnsByName(p.relation)
 	for _, name := range o.Headers {
-		c, ok := byName[name]
+		c, ok := p.source.index(name)
 		if !ok {
-			return fmt.Errorf("headers: the table has no column %q; there are %s", name, strings.Join(columnNames(p.relation), ", "))
+			return fmt.Errorf("headers: the table has no column %q; there are %s", name, strings.Join(p.source.names(), ", "))
 		}
 		if other, ok := used[name]; ok {
 			if other == c {
@@ -304,20 +333,12 @@ func (p *outboxPlan) recognised() []string {
 	return out
 }
 
-func columnsByName(rel *replication.Relation) map[string]int {
-	m := make(map[string]int, len(rel.Columns))
-	for i, c := range rel.Columns {
-		m[c.Name] = i
+func columnsByName(s *eventSource) map[string]int {
+	m := make(map[string]int, len(s.columns))
+	for i, c := range s.columns {
+		m[c.name] = i
 	}
 	return m
-}
-
-func columnNames(rel *replication.Relation) []string {
-	names := make([]string, len(rel.Columns))
-	for i, c := range rel.Columns {
-		names[i] = c.Name
-	}
-	return names
 }
 
 func fieldNames() []string {

@@ -56,6 +56,8 @@ const (
 type templateScope struct {
 	columns   map[string]int
 	constants map[string]string
+	// add gives the column of a name that is neither; nil where there are no others.
+	add func(name string) int
 	// describe lists the names that exist, for the error about one that does not.
 	describe string
 }
@@ -130,6 +132,10 @@ func compileField(text string, scope templateScope) (templatePart, error) {
 	if c, ok := scope.constants[name]; ok {
 		out := applyFuncs([]byte(c), 0, part.funcs)
 		return templatePart{literal: string(out), column: -1}, nil
+	}
+	if scope.add != nil {
+		part.column = scope.add(name)
+		return part, nil
 	}
 	return templatePart{}, fmt.Errorf("no field {%s}; there are %s", name, scope.describe)
 }

@@ -1,0 +1,189 @@
+package router
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/walrelay/walrelay/replication"
+)
+
+// eventSource is what an outbox plan reads rows of: a table's columns, or the members
+// that a logical message's JSON object may have. A row is a tuple with a value for each
+// column, as text or null; where it comes from the plan does not know.
+type eventSource struct {
+	label   string // for people, such as "outbox table public.outbox"
+	path    string // of the CloudEvents attribute source, such as public.outbox
+	columns []eventColumn
+	// table is nil for messages. Their columns are one for each field, called as the field
+	// is, and those that the configuration names: a row may lack any of them, so that what
+	// depends on whether a column is there is decided row by row.
+	table *replication.Relation
+}
+
+// eventColumn is one column of a source.
+type eventColumn struct {
+	name string
+	// typeOID is the column's type, of a domain the one beneath.
+	typeOID uint32
+}
+
+// tableSource describes a table. base gives the type beneath a domain.
+func tableSource(rel *replication.Relation, base func(oid uint32) (uint32, error)) (eventSource, error) {
+	s := eventSource{
+		label: fmt.Sprintf("outbox table %s.%s", rel.Schema, rel.Name), path: rel.Schema + "." + rel.Name,
+		columns: make([]eventColumn, len(rel.Columns)), table: rel,
+	}
+	for i, c := range rel.Columns {
+		oid, err := base(c.TypeOID)
+		if err != nil {
+			return s, fmt.Errorf("look up the type of column %s: %w", c.Name, err)
+		}
+		s.columns[i] = eventColumn{name: c.Name, typeOID: oid}
+	}
+	return s, nil
+}
+
+// messageSource describes the messages of a prefix. Further columns join while the plan
+// is compiled; (*outboxPlan).objectRow makes a row of a message.
+func messageSource(prefix string) eventSource {
+	s := eventSource{label: fmt.Sprintf("outbox messages %q", prefix), path: prefix}
+	for f := range outboxFields {
+		c := eventColumn{name: f.rule().name, typeOID: oidText}
+		if f == fieldPayload {
+			c.typeOID = oidJSON
+		}
+		s.columns = append(s.columns, c)
+	}
+	return s
+}
+
+// open tells that columns which nobody has seen yet may be asked for.
+func (s *eventSource) open() bool { return s.table == nil }
+
+// index gives the column of a name. An open source takes every name.
+func (s *eventSource) index(name string) (int, bool) {
+	for i := range s.columns {
+		if s.columns[i].name == name {
+			return i, true
+		}
+	}
+	if !s.open() {
+		return -1, false
+	}
+	s.columns = append(s.columns, eventColumn{name: name, typeOID: oidText})
+	return len(s.columns) - 1, true
+}
+
+func (s *eventSource) names() []string {
+	names := make([]string, len(s.columns))
+	for i := range s.columns {
+		names[i] = s.columns[i].name
+	}
+	return names
+}
+
+// objectColumns says where the members of messages go.
+type objectColumns struct {
+	slots map[string]objectSlot // by the member's name
+	// versionIsSeq and versionIsSchema tell what a member called version may be.
+	versionIsSeq, versionIsSchema bool
+
+	row  replication.Tuple // reused
+	rank []int             // of the name that filled each column of row; reused
+	text []byte            // what row's values point to that are not as they stand; reused
+	name []byte            // reused
+}
+
+// objectSlot is where a member goes. Of several names of one field the one with the
+// lowest rank wins, as it does with a table's columns.
+type objectSlot struct{ column, rank int }
+
+const (
+	noRank        = 1 << 20 // of a column that nothing has filled
+	versionColumn = -1      // of the member version, see objectRow
+)
+
+// newObjectColumns works out which members fill which columns.
+func newObjectColumns(s *eventSource, o *OutboxOptions) *objectColumns {
+	c := &objectColumns{
+		slots: map[string]objectSlot{},
+		row:   make(replication.Tuple, len(s.columns)), rank: make([]int, len(s.columns)),
+		versionIsSeq:    o.Columns[fieldSeq.rule().name] == "",
+		versionIsSchema: o.Columns[fieldSchemaVersion.rule().name] == "",
+	}
+	for i := int(outboxFields); i < len(s.columns); i++ {
+		c.slots[s.columns[i].name] = objectSlot{column: i}
+	}
+	for f := range outboxFields {
+		if name := o.Columns[f.rule().name]; name != "" {
+			c.slots[name] = objectSlot{column: int(f)}
+		}
+	}
+	for f := range outboxFields {
+		if o.Columns[f.rule().name] != "" {
+			continue
+		}
+		for rank, name := range f.rule().columns {
+			if _, taken := c.slots[name]; taken {
+				continue
+			}
+			slot := objectSlot{column: int(f), rank: rank}
+			if name == "version" {
+				slot.column = versionColumn
+			}
+			c.slots[name] = slot
+		}
+	}
+	return c
+}
+
+// objectRow makes a row of a logical message's content, a JSON object whose members are
+// named as an outbox table's columns are. Of the payload the JSON stays as it stands; of
+// every other member its text counts. A member that is null or is not there is NULL.
+//
+// The row is valid until the next call and as long as content is. An error is a
+// *RouteError.
+func (p *outboxPlan) objectRow(content []byte) (replication.Tuple, error) {
+	m, ok := openObject(content)
+	if !ok {
+		return nil, &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
+			"the message's content, %d bytes, is no JSON object; emit one with the fields of an event (event_id, event_type, payload, …)", len(content))}
+	}
+	c := p.object
+	for i := range c.row {
+		c.row[i] = replication.Value{Kind: replication.ValueNull}
+		c.rank[i] = noRank
+	}
+	// Growing would move what the row points to already.
+	c.text = slices.Grow(c.text[:0], len(content))
+	version := replication.Value{Kind: replication.ValueNull}
+	for m.next() {
+		c.name = appendJSONText(c.name[:0], m.name)
+		slot, ok := c.slots[string(c.name)]
+		switch {
+		case !ok || m.isNull():
+		case slot.column == versionColumn:
+			version = c.value(m.value, false)
+		case slot.rank <= c.rank[slot.column]:
+			c.row[slot.column], c.rank[slot.column] = c.value(m.value, slot.column == int(fieldPayload)), slot.rank
+		}
+	}
+	// version is the sequence, and the schema's where something else is the sequence.
+	switch {
+	case c.versionIsSeq && c.row[fieldSeq].Kind == replication.ValueNull:
+		c.row[fieldSeq] = version
+	case c.versionIsSchema && c.row[fieldSchemaVersion].Kind == replication.ValueNull:
+		c.row[fieldSchemaVersion] = version
+	}
+	return c.row, nil
+}
+
+// value gives a member's text; asJSON its JSON.
+func (c *objectColumns) value(value []byte, asJSON bool) replication.Value {
+	if asJSON || value[0] != '"' {
+		return replication.Value{Kind: replication.ValueText, Text: value}
+	}
+	at := len(c.text)
+	c.text = appendJSONText(c.text, value)
+	return replication.Value{Kind: replication.ValueText, Text: c.text[at:len(c.text):len(c.text)]}
+}
