@@ -179,11 +179,11 @@ SELECT array_agg(pg_catalog.format_type(a.atttypid, a.atttypmod) ORDER BY c.ord)
 func (t *Target) statement(types []string) string {
 	var arrays, names, match []string
 	for i, column := range t.Key {
-		arrays = append(arrays, fmt.Sprintf("$%d::pg_catalog.text[]", i+1))
+		arrays = append(arrays, fmt.Sprintf("pg_catalog.unnest($%d::pg_catalog.text[])", i+1))
 		names = append(names, fmt.Sprintf("k%d", i))
 		match = append(match, fmt.Sprintf("t.%s = k.k%d::%s", pgx.Identifier{column}.Sanitize(), i, types[i]))
 	}
-	keys := fmt.Sprintf("pg_catalog.unnest(%s) AS k(%s)", strings.Join(arrays, ", "), strings.Join(names, ", "))
+	keys := fmt.Sprintf("ROWS FROM (%s) AS k(%s)", strings.Join(arrays, ", "), strings.Join(names, ", "))
 	where := strings.Join(match, " AND ")
 	if t.Loose {
 		id := pgx.Identifier{t.EventID}.Sanitize()
