@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
+	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/internal/harness"
 	"github.com/walrelay/walrelay/internal/killpoint"
 )
@@ -148,7 +148,21 @@ func (c *caseRun) checkAfter(after string, all map[string]bool) {
 	}
 }
 
-// ids are the events of the table as it is.
+// waitRead waits until a checkpoint has the outbox as read.
+func (c *caseRun) waitRead() {
+	c.t.Helper()
+	store := c.store()
+	harness.WaitFor(c.t, "the backlog to be read", 2*harness.DefaultTimeout, func() (bool, error) {
+		cp, found, err := store.Peek(c.t.Context())
+		done := found && len(cp.Tables) > 0
+		for _, p := range cp.Tables {
+			done = done && p.State == checkpoint.TableDone
+		}
+		return done, err
+	})
+}
+
+// outboxIDs are the events of the table as it is.
 func (c *caseRun) outboxIDs() map[string]bool {
 	ids := map[string]bool{}
 	for _, row := range c.pg.Query("SELECT event_id::text FROM outbox") {
@@ -232,6 +246,9 @@ func TestKilledBetweenDeliveryAndMark(t *testing.T) {
 						all[id] = true
 					}
 				}
+				if backlog != "none" {
+					c.waitRead()
+				}
 				c.checkAfter(after, all)
 				ids := c.delivered()
 				old := 0
@@ -292,8 +309,9 @@ func TestARowThatCannotBeMarkedHoldsTheConfirmAndNotTheOthers(t *testing.T) {
 // The application's locks are waited for in the marks' own time, and never to a deadlock.
 func TestMarksGiveWayToTheApplication(t *testing.T) {
 	c := afterNew(t, caseOutbox, caseMap{"after": "delete"})
+	c.start()
+	c.stop() // an open transaction would keep a slot from being made
 	c.pg.Exec(c.insertEvent("a", 1) + c.insertEvent("a", 2))
-	c.set(caseMap{"snapshot": caseMap{"mode": "initial"}})
 	app := c.session()
 	c.exec(app, "BEGIN; SELECT FROM outbox WHERE aggregate_seq = 1 FOR UPDATE")
 	c.start()
@@ -322,11 +340,16 @@ func TestMarksThatAreNotAllowedAreRefusedAtTheStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newFaultBed(t, harness.Postgres(t), harness.Kafka(t))
 			own := role + "_" + strings.ToLower(b.pg.Name)
-			b.pg.Exec(fmt.Sprintf("CREATE ROLE %s LOGIN REPLICATION", own))
+			b.pg.Exec(fmt.Sprintf("CREATE ROLE %s LOGIN REPLICATION PASSWORD 'x'", own))
 			t.Cleanup(func() { b.pg.Exec("DROP OWNED BY " + own + "; DROP ROLE " + own) })
 			b.pg.Exec(fmt.Sprintf(tt.schema, own))
 			b.pg.Exec("CREATE PUBLICATION p FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root)")
-			b.set("source.dsn", strings.Replace(b.pg.DSN(), "postgres://postgres", "postgres://"+own, 1))
+			dsn, err := url.Parse(b.pg.DSN())
+			if err != nil {
+				t.Fatal(err)
+			}
+			dsn.User = url.UserPassword(own, "x")
+			b.set("source.dsn", dsn.String())
 			b.set("source.publication-mode", "existing")
 			b.set("source.publication", "p")
 			b.set("source.tables", []string{"public.nothing"})
@@ -417,5 +440,3 @@ func TestARowIsMarkedOnlyWhenItCanBeSeen(t *testing.T) {
 	}
 	c.stop()
 }
-
-var _ = []any{slices.Sort[[]int], time.Second}

@@ -40,10 +40,11 @@ type after struct {
 	// sealed is the first change behind the last checkpoint that was made.
 	sealed checkpoint.ChangeID
 
-	old       checkpoint.After // as a restart finds it
-	batch     uint64           // number of the batch in hand
-	delivered uint64           // of the last one that was
-	before    checkpoint.LSN   // what the stream had sent before the open source transaction
+	start     checkpoint.Position // of the session: what it has is not delivered again
+	old       checkpoint.After    // as a restart finds it
+	batch     uint64              // number of the batch in hand
+	delivered uint64              // of the last one that was
+	before    checkpoint.LSN      // what the stream had sent before the open source transaction
 
 	reads, readBytes int  // of rows: a snapshot's, not done
 	kept             int  // a snapshot's rows that the last checkpoint names
@@ -111,7 +112,7 @@ const (
 func newAfter(l *loop, targets []*outbox.Target, cp checkpoint.Checkpoint) (*after, error) {
 	a := &after{
 		l: l, targets: map[uint32]*outbox.Target{}, tables: map[uint32]checkpoint.AfterTable{},
-		plans: map[*replication.Relation]*afterPlan{}, size: rowsPerMark, batch: 1,
+		plans: map[*replication.Relation]*afterPlan{}, size: rowsPerMark, batch: 1, start: cp.Position,
 	}
 	a.old.Done = cp.Position.Next()
 	if cp.After != nil {
@@ -304,6 +305,15 @@ func (a *after) ready(row *afterRow) bool {
 // horizon gives the oldest change of the stream whose row is not marked, or next, which is
 // behind all that counts.
 func (a *after) horizon(next checkpoint.ChangeID) checkpoint.ChangeID {
+	if a.reading() {
+		// What is still to be sent again has rows that nobody has looked at yet.
+		if seen := (checkpoint.ChangeID{CommitLSN: a.l.sent}); seen.Before(next) {
+			next = seen
+		}
+		if next.Before(a.old.Done) {
+			next = a.old.Done
+		}
+	}
 	if row := a.oldest(); row != nil && row.id.Before(next) {
 		return row.id
 	}
@@ -313,10 +323,20 @@ func (a *after) horizon(next checkpoint.ChangeID) checkpoint.ChangeID {
 // free is how far PostgreSQL may be told that everything is done; most is how far it may
 // otherwise.
 func (a *after) free(most checkpoint.LSN) checkpoint.LSN {
+	if !a.active() {
+		return most
+	}
+	// Of what a restart is sent again the rows are known only when it has been sent.
+	most = min(most, a.l.sent)
 	if row := a.oldest(); row != nil {
 		return min(most, row.before)
 	}
 	return most
+}
+
+// reading tells whether the stream may still send what was delivered before the restart.
+func (a *after) reading() bool {
+	return a.l.pos.LSN == a.start.LSN && a.l.pos.Cut == a.start.Cut
 }
 
 // oldest is the oldest row of the stream that is not marked; nil where there is none.

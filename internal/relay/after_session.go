@@ -81,7 +81,7 @@ func (s *session) newTarget(rel *replication.Relation) (*outbox.Target, error) {
 
 // readTarget finds out how rows of a table are marked or deleted.
 func (s *session) readTarget(ctx context.Context, rel *replication.Relation) (*outbox.Target, error) {
-	trial, err := router.NewRouter(s.r.o.Router, s.catalog)
+	trial, err := s.trialRouter()
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +97,13 @@ func (s *session) readTarget(ctx context.Context, rel *replication.Relation) (*o
 		defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() // nothing is under way on it
 	}
 	return outbox.NewTarget(ctx, conn, t)
+}
+
+// trialRouter makes a router to ask about tables with.
+func (s *session) trialRouter() (*router.Router, error) {
+	o := s.r.o.Router
+	o.Types = (&typeCache{s: s}).lookup
+	return router.NewRouter(o, s.catalog)
 }
 
 // outboxTable describes an outbox table to those who work on its rows.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
-	"github.com/walrelay/walrelay/router"
 	"github.com/walrelay/walrelay/snapshot"
 )
 
@@ -166,7 +165,7 @@ func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (bac
 	if err != nil {
 		return none, err
 	}
-	trial, err := router.NewRouter(s.r.o.Router, s.catalog)
+	trial, err := s.trialRouter()
 	if err != nil {
 		return none, err
 	}
