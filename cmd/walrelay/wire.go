@@ -67,6 +67,13 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 	}
 	backlogs, after := map[string]string{}, map[string]string{}
 	for _, o := range c.Outbox {
+		if o.Prefix != "" {
+			ro.Outbox = append(ro.Outbox, router.OutboxOptions{
+				Prefix: o.Prefix, Topic: o.Topic, Key: o.Key,
+				Columns: o.Columns, Headers: o.Headers, NullPayload: o.NullPayload,
+			})
+			continue
+		}
 		backlogs[o.Table] = o.Backlog()
 		if o.After != config.AfterKeep {
 			after[o.Table] = o.After

@@ -54,9 +54,10 @@ type Snapshot struct {
 	Readers    int    `yaml:"readers"`
 }
 
-// Outbox describes one outbox table.
+// Outbox describes one outbox: a table, or the logical messages of a prefix.
 type Outbox struct {
-	Table       string            `yaml:"table"`   // schema.table
+	Table       string            `yaml:"table"` // schema.table
+	Prefix      string            `yaml:"message-prefix"`
 	Topic       string            `yaml:"topic"`   // template over the row's fields; "" follows the rule for recognised columns
 	Key         string            `yaml:"key"`     // template over the row's fields; "" likewise
 	Columns     map[string]string `yaml:"columns"` // role → column

@@ -44,7 +44,8 @@ func specs() []spec {
 		{path: "snapshot.readers", min: "1", max: "64", doc: "Connections that read at the same time."},
 
 		{path: "outbox", doc: "Outbox tables: their rows become events on topics of their own."},
-		{path: "outbox[].table", required: true, doc: "The outbox table, schema.table, as the catalog spells it."},
+		{path: "outbox[].table", whenSet: true, doc: "The outbox table, schema.table, as the catalog spells it. Either this or message-prefix."},
+		{path: "outbox[].message-prefix", whenSet: true, doc: "Instead of a table: the prefix of logical messages (pg_logical_emit_message) whose content is a JSON object with an event's fields."},
 		{path: "outbox[].topic", doc: "Topic template over the row's fields, such as orders.{event_type|lower}; functions lower, replace:a:b and default:y. Empty: outbox.event.{aggregate_type}, or outbox.event.{event_type} where there is no aggregate type."},
 		{path: "outbox[].key", doc: "Key template over the row's fields. Empty: partition_key, else aggregate_id, else the event id."},
 		{path: "outbox[].columns", doc: "Columns by role, such as {id: event_id}, only where names cannot be recognised."},

@@ -186,7 +186,7 @@ func (c *caseRun) afterWriter(ctx context.Context, writer string) (dead []string
 		}
 		n := 1 + seq%13
 		rows, err := conn.Query(context.WithoutCancel(ctx), `INSERT INTO outbox (event_id, aggregate_id, aggregate_seq, event_type, payload)
-			SELECT gen_random_uuid(), $1, $2 * 100 + g, $3, '{}' FROM generate_series(1, $4) g RETURNING event_id::text`, writer, seq, kind, n)
+			SELECT gen_random_uuid(), $1, $2 * 100 + g, $3, '{}' FROM generate_series(1, $4) g, pg_sleep(0.01) RETURNING event_id::text`, writer, seq, kind, n)
 		if err != nil {
 			return nil, err
 		}
