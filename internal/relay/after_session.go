@@ -122,6 +122,57 @@ func outboxTable(r *router.Router, rel *replication.Relation, after string) (out
 	return t, nil
 }
 
+// countPending counts what waits to be delivered, on its own and for as long as Run lasts,
+// so that it is known while Kafka cannot be reached. The function that it returns ends it.
+func (r *Relay) countPending(ctx context.Context) func() {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.pending.Run(ctx, r.primary, r.pendingTables, r.o.Logger.With().Str("component", "outbox").Logger())
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// pendingTables describes the tables whose rows are marked or deleted.
+func (r *Relay) pendingTables(ctx context.Context, conn *replication.Conn) ([]outbox.Table, error) {
+	s := session{r: r, conn: conn, catalog: router.NewCatalog(nil)} // to ask about tables with
+	tables, err := replication.Tables(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	var oids []uint32
+	for _, t := range tables {
+		if r.o.afterOf(t.String()) != outbox.Keep {
+			oids = append(oids, t.OID)
+		}
+	}
+	described, err := replication.Describe(ctx, conn, oids)
+	if err != nil {
+		return nil, err
+	}
+	trial, err := s.trialRouter()
+	if err != nil {
+		return nil, err
+	}
+	var out []outbox.Table
+	for _, oid := range oids {
+		rel := described[oid]
+		if rel == nil {
+			continue // dropped this moment
+		}
+		t, err := outboxTable(trial, rel, r.o.afterOf(rel.Schema+"."+rel.Name))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
 // newAfter makes the loop's part in marks.
 func (s *session) newAfter(ctx context.Context, l *loop, cp checkpoint.Checkpoint) (*after, error) {
 	a, err := newAfter(l, s.targets, cp)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
+	"github.com/walrelay/walrelay/internal/outbox"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
 )
@@ -80,6 +81,7 @@ type Relay struct {
 	base          context.Context       // not cancelled by the signal to stop
 	routerMetrics *router.Metrics
 	metrics       *metrics
+	pending       *outbox.Pending
 
 	target   checkpoint.LSN // until-caught-up; set once, by the first session
 	tookOver bool
@@ -111,6 +113,7 @@ func New(o Options) *Relay {
 		primary:       replication.NewConnector(primary, o.AppName, o.ConnOptions...),
 		routerMetrics: router.NewMetrics(o.Registerer),
 		metrics:       newMetrics(o.Registerer),
+		pending:       outbox.NewPending(o.Registerer),
 		status:        Status{Phase: PhaseStarting, Since: time.Now()},
 	}
 }
@@ -122,6 +125,9 @@ func New(o Options) *Relay {
 // batch could not be delivered in time.
 func (r *Relay) Run(ctx context.Context) error {
 	r.base = context.WithoutCancel(ctx)
+	if len(r.o.After) > 0 {
+		defer r.countPending(ctx)()
+	}
 	wait := newBackoff(100*time.Millisecond, 10*time.Second)
 	for {
 		began := time.Now()
