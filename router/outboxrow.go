@@ -17,7 +17,7 @@ type OutboxColumns struct {
 
 // OutboxColumns finds them in an outbox table as it is now.
 func (r *Router) OutboxColumns(rel *replication.Relation) (OutboxColumns, error) {
-	p, err := r.newPlan(rel)
+	p, err := r.newPlan(rel, false)
 	if err != nil {
 		return OutboxColumns{}, err
 	}
