@@ -35,12 +35,9 @@ type Backlog struct {
 func (r *Router) Backlog(rel *replication.Relation, notNull func(column string) bool) (Backlog, error) {
 	types := map[string]*format.Type{}
 	for _, c := range rel.Columns {
-		t := format.Builtin(c.TypeOID)
-		if t == nil && r.o.Types != nil {
-			var err error
-			if t, err = r.o.Types(c.TypeOID); err != nil {
-				return Backlog{}, fmt.Errorf("look up the type of column %s: %w", c.Name, err)
-			}
+		t, err := r.typeOf(c.TypeOID)
+		if err != nil {
+			return Backlog{}, fmt.Errorf("look up the type of column %s: %w", c.Name, err)
 		}
 		types[c.Name] = t.Underlying()
 	}

@@ -59,7 +59,8 @@ type record struct {
 	key, value span
 	headers    span // of Batch.headers
 	where      placement
-	dead       bool // a dead letter
+	partition  int32 // where it is placeAt
+	dead       bool  // a dead letter
 }
 
 // placement says which partition a record goes to.
@@ -69,6 +70,7 @@ const (
 	placeByKey placement = iota // murmur2 of the key
 	placeAlone                  // no key: all records of the topic in partition 0
 	placeEvery                  // one in every partition (truncate)
+	placeAt                     // the partition that the record names
 )
 
 // header is a record's header: a constant name and a piece of the arena.

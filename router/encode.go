@@ -78,7 +78,7 @@ func (r *Router) newPlan(rel *replication.Relation, read bool) (*tablePlan, erro
 		o := &r.o.Outbox[i]
 		if o.Schema == rel.Schema && o.Table == rel.Name {
 			p.topicName = strings.ToValidUTF8(p.label, "_") // for metrics only
-			source, err := tableSource(rel, r.baseType)
+			source, err := tableSource(rel, &r.enc, r.typeOf)
 			if err != nil {
 				return nil, err
 			}
@@ -120,19 +120,16 @@ func (r *Router) newPlan(rel *replication.Relation, read bool) (*tablePlan, erro
 }
 
 func (r *Router) outboxEnv() outboxEnv {
-	return outboxEnv{prefix: r.o.Prefix, validTopic: r.validTopic}
+	return outboxEnv{name: r.o.Name, prefix: r.o.Prefix, validTopic: r.validTopic}
 }
 
-// baseType gives the type beneath a domain, and any other type itself.
-func (r *Router) baseType(oid uint32) (uint32, error) {
-	if format.Builtin(oid) != nil || r.o.Types == nil {
-		return oid, nil
+// typeOf describes a type; nil is an unknown one.
+func (r *Router) typeOf(oid uint32) (*format.Type, error) {
+	t := format.Builtin(oid)
+	if t == nil && r.o.Types != nil {
+		return r.o.Types(oid)
 	}
-	t, err := r.o.Types(oid)
-	if err != nil || t == nil {
-		return oid, err
-	}
-	return t.Underlying().OID, nil
+	return t, nil
 }
 
 // planColumn plans a column, and gives its type. One that is masked is a text, and has
@@ -150,12 +147,9 @@ func (r *Router) planColumn(c replication.Column, hidden *ColumnOptions) (column
 		}
 		return column, nil, nil
 	}
-	t := format.Builtin(c.TypeOID)
-	if t == nil && r.o.Types != nil {
-		var err error
-		if t, err = r.o.Types(c.TypeOID); err != nil {
-			return columnPlan{}, nil, fmt.Errorf("look up the type of column %s: %w", c.Name, err)
-		}
+	t, err := r.typeOf(c.TypeOID)
+	if err != nil {
+		return columnPlan{}, nil, fmt.Errorf("look up the type of column %s: %w", c.Name, err)
 	}
 	return r.shape.column(c, t, &r.enc), t, nil
 }

@@ -10,6 +10,8 @@ type Metrics struct {
 	Records      *prometheus.CounterVec
 	Transactions prometheus.Counter
 	Delivery     prometheus.Histogram
+	// Sequences counts the SequenceFaults that the router reports.
+	Sequences *prometheus.CounterVec
 }
 
 // NewMetrics makes and registers the metrics; reg may be nil.
@@ -28,9 +30,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help:    "Time from a source commit to the Kafka commit of its records, of the oldest transaction in each batch.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18),
 		}),
+		Sequences: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walrelay_outbox_sequence_faults_total",
+			Help: "Outbox events whose aggregate_seq left a gap behind the aggregate's one before, or went backward.",
+		}, []string{"table", "kind"}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.Records, m.Transactions, m.Delivery)
+		reg.MustRegister(m.Records, m.Transactions, m.Delivery, m.Sequences)
 	}
 	return m
 }

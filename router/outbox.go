@@ -1,12 +1,11 @@
 package router
 
 import (
-	"bytes"
-	"encoding/hex"
 	"fmt"
 	"strings"
 
 	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router/format"
 )
 
 // Header is one header of a record.
@@ -20,6 +19,15 @@ type Header struct {
 const (
 	NullPayloadTombstone = "tombstone" // a record without a value
 	NullPayloadNull      = "null"      // the JSON value null
+)
+
+// The values of OutboxOptions.Format and .CloudEvents.
+const (
+	FormatPayload         = "payload"
+	FormatEnvelope        = "envelope"
+	FormatCloudEvents     = "cloudevents"
+	CloudEventsStructured = "structured"
+	CloudEventsBinary     = "binary"
 )
 
 // OutboxOptions says how the rows of one outbox table become events. Schema and
@@ -36,8 +44,24 @@ type OutboxOptions struct {
 	// aggregate_type, aggregate_id, payload, seq, occurred, partition_key,
 	// schema_version, correlation_id, causation_id, producer, traceparent.
 	Columns map[string]string
-	// Headers are further columns that become headers of their own name.
+	// Partition is the column that holds the partition's number; empty, or NULL in a row:
+	// murmur2 of the key.
+	Partition string
+	// Format is FormatPayload (also when empty), FormatEnvelope or FormatCloudEvents.
+	Format string
+	// CloudEvents is CloudEventsStructured (also when empty) or CloudEventsBinary.
+	CloudEvents string
+	// Headers are further columns that become headers, of their own name or, as in
+	// "type:eventType", of another.
 	Headers []string
+	// HeadersFrom is a column with a JSON object whose members become headers.
+	HeadersFrom string
+	// Envelope are columns that stand beside the payload in the value.
+	Envelope []string
+	// JSONStrings writes keys and payloads as JSON values, text in quotes.
+	JSONStrings bool
+	// Route chooses the topic instead of Topic, unless it is zero.
+	Route RouteOptions
 	// NullPayload is NullPayloadTombstone (also when empty) or NullPayloadNull.
 	NullPayload string
 }
@@ -71,6 +95,7 @@ type event struct {
 	// NullValue tells that the record has no value (a tombstone).
 	NullValue bool
 	Headers   []Header
+	Partition int64 // -1: by key
 }
 
 // scratch is the memory that events are written to, so that a row costs no
@@ -123,41 +148,25 @@ type outboxPlan struct {
 	// where the template gives no text.
 	key         *rowTemplate
 	keyColumns  []int
+	route       *topicRoute // instead of topic, else nil
+	partition   int         // its column, or -1
 	payload     int
-	payloadForm payloadForm
+	value       valueForm
+	envelope    []member // of the value, beside the payload
+	jsonStrings bool
 	nullPayload string
 	headers     []headerColumn
+	headersFrom int               // its column, or -1
+	names       map[string]string // of headers from rows
+	cloud       cloudEvents
+	sequence    *seqWatch // nil where there is none
 
 	object *objectColumns // of an open source, else nil
 
-	validTopic func(string) error
-	topics     map[string]topicEntry
-	last       topicEntry
+	env    outboxEnv
+	topics map[string]topicEntry
+	last   topicEntry
 }
-
-// headerColumn is a column that becomes a header.
-type headerColumn struct {
-	key    string
-	column int
-	form   timeForm
-}
-
-// timeForm says how a header's text differs from PostgreSQL's.
-type timeForm uint8
-
-const (
-	formText        timeForm = iota // not at all
-	formTimestamp                   // a T between date and time
-	formTimestamptz                 // that, and Z for +00
-)
-
-// payloadForm says how a payload's bytes differ from PostgreSQL's text.
-type payloadForm uint8
-
-const (
-	payloadText  payloadForm = iota // not at all
-	payloadBytea                    // they are its hexadecimal digits
-)
 
 // topicEntry is a topic name once built, and what validTopic said about it.
 type topicEntry struct {
@@ -180,24 +189,29 @@ const maxTopicLength = 249
 // for the dead letter: the key wherever there is one, and the topic's name where it
 // could be built, valid or not (of one that is too long, the beginning).
 func (p *outboxPlan) appendEvent(ev *event, s *scratch, row replication.Tuple) error {
-	*ev = event{}
+	*ev = event{Partition: -1}
 	if err := p.checkRow(row); err != nil {
 		return err
 	}
-	p.appendKey(ev, s, row)
+	keyErr := p.appendKey(ev, s, row)
 	if row[p.fields[fieldID]].Kind != replication.ValueText {
 		return &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
 			"the event id, column %q, is NULL: consumers could not tell a repeat from a new event; make the column NOT NULL",
 			p.columnName(p.fields[fieldID]))}
 	}
+	if keyErr != nil {
+		return keyErr
+	}
 	if err := p.appendTopic(ev, s, row); err != nil {
 		return err
 	}
-	if err := p.appendPayload(ev, s, &row[p.payload]); err != nil {
+	if err := p.choosePartition(ev, row); err != nil {
 		return err
 	}
-	p.appendHeaders(ev, s, row)
-	return nil
+	if err := p.appendValue(ev, s, row); err != nil {
+		return err
+	}
+	return p.appendHeaders(ev, s, row)
 }
 
 // checkRow finds what an inserted row cannot be. It looks at every column before
@@ -220,27 +234,63 @@ func (p *outboxPlan) checkRow(row replication.Tuple) error {
 
 // appendKey sets ev.Key: the template's text, else the first of the key columns
 // that is not NULL.
-func (p *outboxPlan) appendKey(ev *event, s *scratch, row replication.Tuple) {
+func (p *outboxPlan) appendKey(ev *event, s *scratch, row replication.Tuple) error {
 	start := len(s.buf)
 	if p.key != nil {
 		s.buf, _ = p.key.appendTo(s.buf, row)
 		if len(s.buf) > start {
 			ev.Key = s.since(start)
-			return
+			return p.quoteKey(ev, s, format.AppendString)
 		}
 	}
 	for _, c := range p.keyColumns {
 		if row[c].Kind == replication.ValueText {
 			s.buf = append(s.buf, row[c].Text...)
 			ev.Key = s.since(start)
-			return
+			return p.quoteKey(ev, s, p.source.columns[c].json)
 		}
 	}
+	return nil
+}
+
+// quoteKey makes ev.Key JSON where that is asked for. A key that cannot be stays as it
+// is, for the dead letter.
+func (p *outboxPlan) quoteKey(ev *event, s *scratch, json format.Append) error {
+	if !p.jsonStrings {
+		return nil
+	}
+	start := len(s.buf)
+	var err error
+	if s.buf, err = json(s.buf, ev.Key); err != nil {
+		return &RouteError{Reason: ReasonEncode, Detail: fmt.Sprintf("the key as JSON: %v", err)}
+	}
+	ev.Key = s.since(start)
+	return nil
+}
+
+// choosePartition sets ev.Partition. Whether the topic has it is not known here.
+func (p *outboxPlan) choosePartition(ev *event, row replication.Tuple) error {
+	if p.partition < 0 || row[p.partition].Kind != replication.ValueText {
+		return nil
+	}
+	n, ok := parseInteger(row[p.partition].Text)
+	if !ok || n < 0 {
+		return &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
+			"column %q holds no partition's number but %s; write a number from 0 on, or NULL for the key's partition",
+			p.columnName(p.partition), quoteCut(string(row[p.partition].Text)))}
+	}
+	ev.Partition = n
+	return nil
 }
 
 // appendTopic sets ev.Topic. A name seen before costs a comparison or a look-up and
 // no allocation.
 func (p *outboxPlan) appendTopic(ev *event, s *scratch, row replication.Tuple) error {
+	if p.route != nil {
+		e := p.route.topicOf(p, row)
+		ev.Topic = e.name
+		return e.err
+	}
 	start := len(s.buf)
 	topic := p.topic
 	if p.topicWithoutAggregate != nil && row[p.fields[fieldAggregateType]].Kind != replication.ValueText {
@@ -258,26 +308,23 @@ func (p *outboxPlan) appendTopic(ev *event, s *scratch, row replication.Tuple) e
 	if len(name) > maxTopicLength {
 		// Not remembered: a payload column taken for a topic may hold megabytes. The dead
 		// letter gets the beginning only, since its header has to fit into a record.
-		ev.Topic = strings.ToValidUTF8(string(name[:maxTopicLength]), "")
-		return p.checkTopic(string(name))
+		ev.Topic = topicBeginning(string(name))
+		return p.checkTopic(string(name), topic.source)
 	}
 	if p.last.name != string(name) {
-		p.last = p.lookUpTopic(name)
+		p.last = p.lookUpTopic(name, topic.source)
 	}
 	ev.Topic = p.last.name
-	if p.last.err != nil {
-		return p.last.err
-	}
-	return nil
+	return p.last.err
 }
 
 // lookUpTopic gives the entry of the topic name, checked when it is new.
-func (p *outboxPlan) lookUpTopic(name []byte) topicEntry {
+func (p *outboxPlan) lookUpTopic(name []byte, source string) topicEntry {
 	if e, ok := p.topics[string(name)]; ok {
 		return e
 	}
 	e := topicEntry{name: string(name)}
-	e.err = p.checkTopic(e.name)
+	e.err = p.checkTopic(e.name, source)
 	if len(p.topics) >= maxCachedTopics {
 		clear(p.topics)
 	}
@@ -285,83 +332,22 @@ func (p *outboxPlan) lookUpTopic(name []byte) topicEntry {
 	return e
 }
 
-// checkTopic gives a *RouteError for a name that is no topic's.
-func (p *outboxPlan) checkTopic(name string) error {
-	err := p.validTopic(name)
+// checkTopic gives a *RouteError for a name that is no topic's. source is what made it.
+func (p *outboxPlan) checkTopic(name, source string) error {
+	err := p.env.validTopic(name)
 	if err == nil && len(name) > maxTopicLength {
 		err = fmt.Errorf("it has %d bytes, and Kafka takes %d", len(name), maxTopicLength)
 	}
 	if err == nil {
 		return nil
 	}
+	maker := "topic template"
+	if p.route != nil {
+		maker = "route"
+	}
 	return &RouteError{Reason: ReasonRoute, Detail: fmt.Sprintf(
-		"topic name %s from %q: %s; correct the row's column, or the outbox's topic template",
-		quoteCut(name), p.topic.source, cutText(err.Error()))}
-}
-
-// appendPayload sets ev.Value and ev.NullValue.
-func (p *outboxPlan) appendPayload(ev *event, s *scratch, v *replication.Value) error {
-	start := len(s.buf)
-	switch {
-	case v.Kind == replication.ValueNull && p.nullPayload == NullPayloadNull:
-		s.buf = append(s.buf, "null"...)
-	case v.Kind == replication.ValueNull:
-		ev.NullValue = true
-		return nil
-	case p.payloadForm == payloadBytea:
-		digits, ok := bytes.CutPrefix(v.Text, []byte(`\x`))
-		var err error
-		if ok {
-			s.buf, err = hex.AppendDecode(s.buf, digits)
-		}
-		if !ok || err != nil {
-			s.buf = s.buf[:start]
-			return &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
-				"payload column %q is bytea but its text is not \\x and hexadecimal digits; the connection must have bytea_output = hex",
-				p.columnName(p.payload))}
-		}
-	default:
-		s.buf = append(s.buf, v.Text...)
-	}
-	ev.Value = s.since(start)
-	return nil
-}
-
-// appendHeaders sets ev.Headers to those of the columns that are not NULL.
-func (p *outboxPlan) appendHeaders(ev *event, s *scratch, row replication.Tuple) {
-	first := len(s.headers)
-	for i := range p.headers {
-		h := &p.headers[i]
-		v := &row[h.column]
-		if v.Kind != replication.ValueText {
-			continue
-		}
-		start := len(s.buf)
-		if h.form == formText {
-			s.buf = append(s.buf, v.Text...)
-		} else {
-			s.buf = appendPlainTime(s.buf, v.Text, h.form)
-		}
-		s.headers = append(s.headers, Header{Key: h.key, Value: s.since(start)})
-	}
-	ev.Headers = s.headers[first:len(s.headers):len(s.headers)]
-}
-
-// appendPlainTime appends PostgreSQL's ISO text of a timestamp as the plain form of
-// the records: T between date and time and, of a timestamptz in UTC, Z. infinity
-// and years BC stay as PostgreSQL prints them.
-func appendPlainTime(dst, text []byte, form timeForm) []byte {
-	date, clock, ok := bytes.Cut(text, []byte{' '})
-	if !ok || bytes.IndexByte(clock, ' ') >= 0 {
-		return append(dst, text...)
-	}
-	dst = append(append(dst, date...), 'T')
-	if form == formTimestamptz {
-		if utc, ok := bytes.CutSuffix(clock, []byte("+00")); ok {
-			return append(append(dst, utc...), 'Z')
-		}
-	}
-	return append(dst, clock...)
+		"topic name %s from %q: %s; correct the row's column, or the outbox's %s",
+		quoteCut(name), source, cutText(err.Error()), maker)}
 }
 
 func (p *outboxPlan) columnName(i int) string { return p.source.columns[i].name }

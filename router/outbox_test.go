@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router/format"
 )
 
 // relationOf makes a relation of "name type" columns.
@@ -53,10 +54,12 @@ func validTopicForTest(name string) error {
 	return nil
 }
 
-func envForTest() outboxEnv { return outboxEnv{prefix: "shop", validTopic: validTopicForTest} }
+func envForTest() outboxEnv {
+	return outboxEnv{name: "shop", prefix: "shop", validTopic: validTopicForTest}
+}
 
 func sourceOf(rel *replication.Relation) eventSource {
-	s, err := tableSource(rel, func(oid uint32) (uint32, error) { return oid, nil })
+	s, err := tableSource(rel, new(format.Encoder), func(oid uint32) (*format.Type, error) { return format.Builtin(oid), nil })
 	if err != nil {
 		panic(err)
 	}

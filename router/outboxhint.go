@@ -54,7 +54,7 @@ func mappingError(s *eventSource, o *OutboxOptions, fields fieldColumns, problem
 // lacking names the fields for which no column is left.
 func suggestColumns(s *eventSource, o *OutboxOptions, fields fieldColumns) (mapping, lacking []string) {
 	needed := []outboxField{fieldID, fieldPayload}
-	if o.Topic == "" && fields[fieldAggregateType] < 0 {
+	if o.Format == FormatCloudEvents || o.Topic == "" && o.Route.IsZero() && fields[fieldAggregateType] < 0 {
 		needed = append(needed, fieldType)
 	}
 	taken := make(map[int]bool)

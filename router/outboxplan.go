@@ -85,6 +85,7 @@ func (f outboxField) rule() fieldRule {
 
 // outboxEnv is what a plan needs to know of the connector.
 type outboxEnv struct {
+	name   string // the connector's
 	prefix string // {prefix} in templates
 	// validTopic judges topic names; its error says what is wrong with one.
 	validTopic func(string) error
@@ -98,8 +99,8 @@ type outboxEnv struct {
 func compileOutbox(s eventSource, o *OutboxOptions, env outboxEnv) (*outboxPlan, error) {
 	p := &outboxPlan{
 		source:      s,
+		env:         env,
 		nullPayload: o.NullPayload,
-		validTopic:  env.validTopic,
 		topics:      make(map[string]topicEntry),
 	}
 	var problems []error
@@ -108,19 +109,16 @@ func compileOutbox(s eventSource, o *OutboxOptions, env outboxEnv) (*outboxPlan,
 	if len(problems) > 0 {
 		return nil, mappingError(&p.source, o, p.fields, problems)
 	}
-	p.payload = p.fields[fieldPayload]
-	if p.source.columns[p.payload].typeOID == oidBytea {
-		p.payloadForm = payloadBytea
-	}
 	for _, f := range []outboxField{fieldPartitionKey, fieldAggregateID, fieldID} {
 		if c := p.fields[f]; c >= 0 {
 			p.keyColumns = append(p.keyColumns, c)
 		}
 	}
-	err := errors.Join(p.compileTemplates(o, env.prefix), p.compileHeaders(o))
+	err := errors.Join(p.compileTemplates(o), p.compileRoute(o), p.compilePartition(o), p.compileValue(o), p.compileHeaders(o))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.label, err)
 	}
+	p.watchSequence()
 	if p.source.open() {
 		p.object = newObjectColumns(&p.source, o)
 	}
@@ -201,7 +199,10 @@ func (p *outboxPlan) requireFields(o *OutboxOptions) (problems []error) {
 			problems = append(problems, fmt.Errorf("no column is recognised as %s (%s)", f.rule().name, strings.Join(f.rule().columns, ", ")))
 		}
 	}
-	if o.Topic == "" && missing(fieldType) && missing(fieldAggregateType) {
+	switch {
+	case o.Format == FormatCloudEvents && missing(fieldType):
+		problems = append(problems, errors.New("no column is recognised as type (event_type, type), which a CloudEvent has to have"))
+	case o.Topic == "" && o.Route.IsZero() && missing(fieldType) && missing(fieldAggregateType):
 		problems = append(problems, errors.New("no column is recognised as type (event_type, type) or aggregate_type (aggregate_type, aggregatetype), and there is no topic template, so that nothing says which topic an event belongs to"))
 	}
 	switch o.NullPayload {
@@ -213,8 +214,8 @@ func (p *outboxPlan) requireFields(o *OutboxOptions) (problems []error) {
 }
 
 // compileTemplates sets topic and key.
-func (p *outboxPlan) compileTemplates(o *OutboxOptions, prefix string) error {
-	scope := p.scope(prefix)
+func (p *outboxPlan) compileTemplates(o *OutboxOptions) error {
+	scope := p.scope()
 	if o.Topic == "" {
 		p.defaultTopic()
 	} else {
@@ -256,8 +257,8 @@ func (p *outboxPlan) defaultTopic() {
 
 // scope gives the names that templates may use. A column goes before a field of
 // the same name: the template's writer sees the table.
-func (p *outboxPlan) scope(prefix string) templateScope {
-	s := templateScope{columns: make(map[string]int), constants: map[string]string{"prefix": prefix}}
+func (p *outboxPlan) scope() templateScope {
+	s := templateScope{columns: make(map[string]int), constants: map[string]string{"prefix": p.env.prefix}}
 	var names []string
 	for f := range outboxFields {
 		r := f.rule()
@@ -277,47 +278,50 @@ func (p *outboxPlan) scope(prefix string) templateScope {
 			return c
 		}
 	}
+	if c := p.fields[fieldType]; c >= 0 {
+		s.parts = map[string]columnPart{"event_name": {c, partName}, "event_version": {c, partVersion}}
+		names = append(names, "event_name", "event_version")
+	}
 	slices.Sort(names)
 	s.describe = fmt.Sprintf("the columns %s, the fields %s, and prefix",
 		strings.Join(p.source.names(), ", "), strings.Join(names, ", "))
 	return s
 }
 
-// compileHeaders sets headers: the fields' in their fixed order, then the
-// configured columns'.
-func (p *outboxPlan) compileHeaders(o *OutboxOptions) error {
-	used := map[string]int{"position": -1, "replay": -1} // every record has these of its own
-	for f := range outboxFields {
-		key, c := f.rule().header, p.fields[f]
-		if key == "" || c < 0 {
-			continue
-		}
-		h := headerColumn{key: key, column: c}
-		if f == fieldOccurred {
-			switch p.source.columns[c].typeOID {
-			case oidTimestamp:
-				h.form = formTimestamp
-			case oidTimestamptz:
-				h.form = formTimestamptz
-			}
-		}
-		p.headers = append(p.headers, h)
-		used[key] = c
+// compileRoute sets route.
+func (p *outboxPlan) compileRoute(o *OutboxOptions) (err error) {
+	if o.Route.IsZero() {
+		return nil
 	}
-	for _, name := range o.Headers {
-		c, ok := p.source.index(name)
-		if !ok {
-			return fmt.Errorf("headers: the table has no column %q; there are %s", name, strings.Join(p.source.names(), ", "))
-		}
-		if other, ok := used[name]; ok {
-			if other == c {
-				continue // the same header, already there
-			}
-			return fmt.Errorf("headers: column %q would make a second header %q with another meaning; leave it out or rename the column", name, name)
-		}
-		p.headers = append(p.headers, headerColumn{key: name, column: c})
-		used[name] = c
+	if p.route, err = compileRoute(o.Route); err != nil {
+		return fmt.Errorf("route: %w", err)
 	}
+	scope := p.scope()
+	c, ok := scope.columns[p.route.name]
+	if !ok && p.source.open() {
+		c, ok = p.source.index(p.route.name)
+	}
+	if !ok {
+		return fmt.Errorf("route: by: no field %s; there are %s", p.route.name, scope.describe)
+	}
+	p.route.column = c
+	return nil
+}
+
+// compilePartition sets partition.
+func (p *outboxPlan) compilePartition(o *OutboxOptions) error {
+	p.partition = -1
+	if o.Partition == "" {
+		return nil
+	}
+	c, ok := p.source.index(o.Partition)
+	if !ok {
+		return fmt.Errorf("partition: the table has no column %q; there are %s", o.Partition, strings.Join(p.source.names(), ", "))
+	}
+	if slices.Contains([]uint32{oidBytea, oidJSON, oidJSONB, oidTimestamp, oidTimestamptz, oidUUID}, p.source.columns[c].typeOID) {
+		return fmt.Errorf("partition: column %q is a %s and holds no partition's number; name an integer column", o.Partition, typeName(p.source.columns[c].typeOID))
+	}
+	p.partition = c
 	return nil
 }
 

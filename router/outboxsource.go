@@ -1,10 +1,12 @@
 package router
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
 	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router/format"
 )
 
 // eventSource is what an outbox plan reads rows of: a table's columns, or the members
@@ -25,20 +27,25 @@ type eventColumn struct {
 	name string
 	// typeOID is the column's type, of a domain the one beneath.
 	typeOID uint32
+	json    format.Append // the value as JSON, as `types: plain` has it
 }
 
-// tableSource describes a table. base gives the type beneath a domain.
-func tableSource(rel *replication.Relation, base func(oid uint32) (uint32, error)) (eventSource, error) {
+// tableSource describes a table. typeOf describes a type; nil is an unknown one, whose
+// values are text.
+func tableSource(rel *replication.Relation, enc *format.Encoder, typeOf func(oid uint32) (*format.Type, error)) (eventSource, error) {
 	s := eventSource{
 		label: fmt.Sprintf("outbox table %s.%s", rel.Schema, rel.Name), path: rel.Schema + "." + rel.Name,
 		columns: make([]eventColumn, len(rel.Columns)), table: rel,
 	}
 	for i, c := range rel.Columns {
-		oid, err := base(c.TypeOID)
+		t, err := typeOf(c.TypeOID)
 		if err != nil {
 			return s, fmt.Errorf("look up the type of column %s: %w", c.Name, err)
 		}
-		s.columns[i] = eventColumn{name: c.Name, typeOID: oid}
+		s.columns[i] = eventColumn{name: c.Name, typeOID: c.TypeOID, json: enc.Plain(t)}
+		if t != nil {
+			s.columns[i].typeOID = t.Underlying().OID
+		}
 	}
 	return s, nil
 }
@@ -48,13 +55,44 @@ func tableSource(rel *replication.Relation, base func(oid uint32) (uint32, error
 func messageSource(prefix string) eventSource {
 	s := eventSource{label: fmt.Sprintf("outbox messages %q", prefix), path: prefix}
 	for f := range outboxFields {
-		c := eventColumn{name: f.rule().name, typeOID: oidText}
-		if f == fieldPayload {
+		c := eventColumn{name: f.rule().name, typeOID: oidText, json: format.AppendString}
+		switch f {
+		case fieldPayload:
 			c.typeOID = oidJSON
+			c.json = func(dst, text []byte) ([]byte, error) { return append(dst, text...), nil }
+		case fieldSeq, fieldSchemaVersion:
+			c.json = appendCount
 		}
 		s.columns = append(s.columns, c)
 	}
 	return s
+}
+
+// appendCount appends a number of a message as a JSON number, and what is none as a
+// string. A message has no types that would tell.
+func appendCount(dst, text []byte) ([]byte, error) {
+	if _, ok := parseInteger(text); ok {
+		return append(dst, text...), nil
+	}
+	return format.AppendString(dst, text)
+}
+
+// parseInteger reads a number as PostgreSQL and JSON write an integer of up to 18 digits.
+func parseInteger(text []byte) (n int64, ok bool) {
+	digits := bytes.TrimPrefix(text, []byte{'-'})
+	if len(digits) == 0 || len(digits) > 18 || digits[0] == '0' && len(digits) > 1 {
+		return 0, false
+	}
+	for _, c := range digits {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = n*10 + int64(c-'0')
+	}
+	if len(digits) < len(text) {
+		n = -n
+	}
+	return n, true
 }
 
 // open tells that columns which nobody has seen yet may be asked for.
@@ -70,7 +108,7 @@ func (s *eventSource) index(name string) (int, bool) {
 	if !s.open() {
 		return -1, false
 	}
-	s.columns = append(s.columns, eventColumn{name: name, typeOID: oidText})
+	s.columns = append(s.columns, eventColumn{name: name, typeOID: oidText, json: format.AppendString})
 	return len(s.columns) - 1, true
 }
 

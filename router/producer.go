@@ -424,6 +424,8 @@ func (r *record) partitions(key []byte) (first, end int32) {
 		return 0, 1
 	case placeEvery:
 		return 0, r.topic.Partitions
+	case placeAt:
+		return r.partition, r.partition + 1
 	}
 	first = Partition(key, r.topic.Partitions)
 	return first, first + 1

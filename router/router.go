@@ -52,6 +52,10 @@ type Options struct {
 	// the stream with *StopError, and so do all where it is empty.
 	DeadLetterOn []string
 
+	// Sequence is told of events whose aggregate_seq leaves a gap or goes backwards; nil
+	// where nobody wants to know.
+	Sequence func(*SequenceFault)
+
 	// Types describes a type that is not built in; nil where it is unknown, whose text
 	// then becomes a JSON string.
 	Types func(oid uint32) (*format.Type, error)
@@ -394,10 +398,21 @@ func (r *Router) appendOutbox(p *outboxPlan, row replication.Tuple, c *replicati
 	}
 	r.positionHeader(c, b)
 	rec.headers = span{at: at, n: len(b.headers) - at}
-	if ev.Key == nil {
+	switch {
+	case ev.Partition >= 0:
+		if n := topic.partitions(); ev.Partition >= int64(n) {
+			return &RouteError{Reason: ReasonRoute, Detail: fmt.Sprintf(
+				"the row names partition %d, and topic %s has %d, from 0 on; correct the row's column, or add partitions", ev.Partition, ev.Topic, n)}
+		}
+		rec.where, rec.partition = placeAt, int32(ev.Partition)
+	case ev.Key == nil:
 		rec.where = placeAlone
 	}
-	return r.add(b, rec, ev.Topic)
+	if err := r.add(b, rec, ev.Topic); err != nil {
+		return err
+	}
+	p.observe(row, r.o.Sequence)
+	return nil
 }
 
 // put copies v into the arena; nil becomes null.

@@ -32,8 +32,36 @@ type rowTemplate struct {
 type templatePart struct {
 	literal string
 	column  int
-	name    string // as the template spells the field
+	part    valuePart // of the column's value
+	name    string    // as the template spells the field
 	funcs   []templateFunc
+}
+
+// valuePart is a part of a value.
+type valuePart uint8
+
+const (
+	partWhole   valuePart = iota
+	partName              // order.created of order.created.v2
+	partVersion           // v2 of it; nothing of what has no such suffix
+)
+
+// of gives the part of text.
+func (p valuePart) of(text []byte) []byte {
+	if p == partWhole {
+		return text
+	}
+	i := len(text)
+	for i > 0 && text[i-1] >= '0' && text[i-1] <= '9' {
+		i--
+	}
+	if i == len(text) || i < 3 || text[i-1] != 'v' || text[i-2] != '.' {
+		i = len(text) + 2 // no suffix
+	}
+	if p == partName {
+		return text[:i-2]
+	}
+	return text[min(i-1, len(text)):]
 }
 
 // templateFunc is one function of a field. from is the sought text of replace, to
@@ -54,12 +82,20 @@ const (
 // templateScope says what the names of a template mean: the index of a column, or
 // a constant (for {prefix}).
 type templateScope struct {
-	columns   map[string]int
+	columns map[string]int
+	// parts are parts of a column's value that have names of their own.
+	parts     map[string]columnPart
 	constants map[string]string
 	// add gives the column of a name that is neither; nil where there are no others.
 	add func(name string) int
 	// describe lists the names that exist, for the error about one that does not.
 	describe string
+}
+
+// columnPart is a part of a column's value.
+type columnPart struct {
+	column int
+	part   valuePart
 }
 
 // compileRowTemplate compiles source. Its errors name the place in the template and
@@ -129,6 +165,10 @@ func compileField(text string, scope templateScope) (templatePart, error) {
 		part.column = i
 		return part, nil
 	}
+	if c, ok := scope.parts[name]; ok {
+		part.column, part.part = c.column, c.part
+		return part, nil
+	}
 	if c, ok := scope.constants[name]; ok {
 		out := applyFuncs([]byte(c), 0, part.funcs)
 		return templatePart{literal: string(out), column: -1}, nil
@@ -186,7 +226,7 @@ func (t *rowTemplate) appendTo(dst []byte, row replication.Tuple) (out []byte, e
 		}
 		start := len(dst)
 		if v := &row[p.column]; v.Kind == replication.ValueText {
-			dst = append(dst, v.Text...)
+			dst = append(dst, p.part.of(v.Text)...)
 		}
 		if len(p.funcs) > 0 {
 			dst = applyFuncs(dst, start, p.funcs)

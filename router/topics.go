@@ -42,10 +42,22 @@ type Topic struct {
 	Compacted       bool  // cleanup.policy has compact: null keys are refused by Kafka
 	MaxMessageBytes int32 // largest record batch that Kafka takes, compressed
 
+	// count is Partitions for the goroutine that routes.
+	count atomic.Int32
+
 	minInsync int
 	isrShort  int // partitions that lack replicas
 	missing   int // looks in a row that did not find it
 	seen      time.Time
+}
+
+// partitions is the number of partitions, for the goroutine that routes. They may become
+// more at any time, never fewer.
+func (t *Topic) partitions() int32 {
+	if n := t.count.Load(); n > 0 {
+		return n
+	}
+	return t.Partitions // a topic of no Catalog
 }
 
 // TopicSpec says how a missing topic is made.
@@ -450,6 +462,7 @@ func (c *Catalog) update(t *Topic, ps []kmsg.MetadataResponseTopicPartition) (ol
 	}
 	c.isrShort.Add(int64(short - t.isrShort))
 	t.Partitions, t.isrShort, t.missing, t.seen = int32(len(ps)), short, 0, c.now()
+	t.count.Store(t.Partitions)
 	return old
 }
 

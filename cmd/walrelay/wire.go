@@ -68,22 +68,20 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 	}
 	backlogs, after := map[string]string{}, map[string]string{}
 	for _, o := range c.Outbox {
-		if o.Prefix != "" {
-			ro.Outbox = append(ro.Outbox, router.OutboxOptions{
-				Prefix: o.Prefix, Topic: o.Topic, Key: o.Key,
-				Columns: o.Columns, Headers: o.Headers, NullPayload: o.NullPayload,
-			})
+		schema, table, _ := strings.Cut(o.Table, ".")
+		ro.Outbox = append(ro.Outbox, router.OutboxOptions{
+			Schema: schema, Table: table, Prefix: o.Prefix, Topic: o.Topic, Key: o.Key,
+			Columns: o.Columns, Headers: o.Headers, HeadersFrom: o.HeadersFrom, NullPayload: o.NullPayload,
+			Partition: o.Partition, Format: o.Format, CloudEvents: o.CloudEvents, Envelope: o.Envelope,
+			JSONStrings: o.JSONStrings, Route: router.RouteOptions(o.Route),
+		})
+		if o.Table == "" {
 			continue
 		}
 		backlogs[o.Table] = o.Backlog()
 		if o.After != config.AfterKeep {
 			after[o.Table] = o.After
 		}
-		schema, table, _ := strings.Cut(o.Table, ".")
-		ro.Outbox = append(ro.Outbox, router.OutboxOptions{
-			Schema: schema, Table: table, Topic: o.Topic, Key: o.Key,
-			Columns: o.Columns, Headers: o.Headers, NullPayload: o.NullPayload,
-		})
 		publications.Outbox = append(publications.Outbox, o.Table)
 	}
 	return relay.Options{

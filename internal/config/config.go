@@ -57,20 +57,37 @@ type Snapshot struct {
 
 // Outbox describes one outbox: a table, or the logical messages of a prefix.
 type Outbox struct {
-	Table       string            `yaml:"table"` // schema.table
-	Prefix      string            `yaml:"message-prefix"`
-	Topic       string            `yaml:"topic"`   // template over the row's fields; "" follows the rule for recognised columns
-	Key         string            `yaml:"key"`     // template over the row's fields; "" likewise
-	Columns     map[string]string `yaml:"columns"` // role → column
-	Headers     []string          `yaml:"headers"`
-	NullPayload string            `yaml:"null-payload"` // tombstone | null
-	Format      string            `yaml:"format"`       // payload
-	After       string            `yaml:"after"`        // keep | mark | delete
+	Table       string            `yaml:"table"`          // schema.table
+	Prefix      string            `yaml:"message-prefix"` // of logical messages, instead of a table
+	Topic       string            `yaml:"topic"`          // template over the row's fields; "" follows the rule for recognised columns
+	Key         string            `yaml:"key"`            // template over the row's fields; "" likewise
+	Partition   string            `yaml:"partition"`      // column with the partition's number; "": by the key
+	Format      string            `yaml:"format"`         // payload | envelope | cloudevents
+	CloudEvents string            `yaml:"cloudevents"`    // structured | binary
+	NullPayload string            `yaml:"null-payload"`   // tombstone | null
+	Columns     map[string]string `yaml:"columns"`        // role → column
+	Headers     []string          `yaml:"headers"`        // columns, or column:header
+	HeadersFrom string            `yaml:"headers-from"`   // column with a JSON object
+	Envelope    []string          `yaml:"envelope"`       // columns beside the payload, or column:member
+	JSONStrings bool              `yaml:"json-strings"`
+	Route       OutboxRoute       `yaml:"route"`
+	After       string            `yaml:"after"` // keep | mark | delete
 	// Snapshot is pending | all | none, and empty where the file does not say: then
 	// pending rows are read, and a table without a column that marks published rows must
 	// not have any.
 	Snapshot string `yaml:"snapshot"`
 }
+
+// OutboxRoute chooses an event's topic by a field, instead of a template. What is empty
+// has the meaning that router.RouteOptions says.
+type OutboxRoute struct {
+	By          string `yaml:"by"`
+	Regex       string `yaml:"regex"`
+	Replacement string `yaml:"replacement"`
+}
+
+// IsZero tells that there is no route, so that the topic's template holds.
+func (r OutboxRoute) IsZero() bool { return r == OutboxRoute{} }
 
 // Backlog is what Snapshot means.
 func (o Outbox) Backlog() string {
@@ -185,6 +202,12 @@ const (
 	SnapshotNever   = "never"
 	SnapshotOnly    = "only"
 
+	FormatPayload         = "payload"
+	FormatEnvelope        = "envelope"
+	FormatCloudEvents     = "cloudevents"
+	CloudEventsStructured = "structured"
+	CloudEventsBinary     = "binary"
+
 	OutboxPending = "pending"
 	OutboxAll     = "all"
 	OutboxNone    = "none"
@@ -266,7 +289,7 @@ func Default() Config {
 
 // DefaultOutbox returns an outbox entry with every default set and no table.
 func DefaultOutbox() Outbox {
-	return Outbox{NullPayload: NullPayloadTombstone, Format: "payload", After: AfterKeep}
+	return Outbox{NullPayload: NullPayloadTombstone, Format: FormatPayload, CloudEvents: CloudEventsStructured, After: AfterKeep}
 }
 
 // FillNames sets what is still empty of the identity that follows the name:

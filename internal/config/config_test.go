@@ -94,9 +94,10 @@ func TestEverythingSet(t *testing.T) {
 		},
 		Snapshot: Snapshot{Mode: SnapshotOnly, Exclude: Globs{"public.log_*", "!public.log_new"}, ChunkRows: 500, ChunkBytes: 1 << 20, Readers: 4},
 		Outbox: []Outbox{{
-			Table: "public.outbox", Topic: "orders.{event_type|lower|replace:_:-}", Key: "{a}/{b|default:x}",
+			Table: "public.outbox", Partition: "part", Key: "{a}/{b|default:x}", CloudEvents: CloudEventsBinary,
+			HeadersFrom: "meta", Envelope: []string{"ver"}, JSONStrings: true, Route: OutboxRoute{By: "kind", Regex: "(a)(?P<b>.*)", Replacement: "x.$1.${b}"},
 			Columns: map[string]string{"id": "event_uuid"}, Headers: []string{"tenant"}, NullPayload: NullPayloadNull,
-			Format: "payload", After: "keep", Snapshot: OutboxPending,
+			Format: FormatEnvelope, After: "keep", Snapshot: OutboxPending,
 		}},
 		Topics: Topics{
 			Prefix: "eu", Table: "{prefix}.{table}", Message: "m", Partitions: 12, ReplicationFactor: 3,

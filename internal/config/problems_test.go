@@ -135,6 +135,12 @@ func TestWhatIsWrongWithASingleKey(t *testing.T) {
 		{"outbox: [{table: public.o, topic: \"a{b|upper}\"}]", "outbox[0].topic: the function \"upper\" is not known"},
 		{"outbox: [{table: public.o, topic: \"a/{b}\"}]", "outbox[0].topic: Kafka takes only letters, digits, . _ and - in a topic's name, not '/'"},
 		{"outbox: [{table: public.o, key: \"{b\"}]", "outbox[0].key: has a { without its }"},
+		{"outbox: [{table: public.o, format: avro}]", "outbox[0].format: is not one of the choices; write payload, envelope or cloudevents (line 6, value avro)"},
+		{"outbox: [{table: public.o, topic: x, route: {by: type}}]", "outbox[0].route: is there beside topic, and each chooses the topic; keep one of them"},
+		{"outbox: [{table: public.o, route: {regex: \"(\"}}]", "outbox[0].route.regex: is not a regular expression (RE2)"},
+		{"outbox: [{table: public.o, route: {replacement: \"a$\"}}]", "outbox[0].route.replacement: has a $ that names no group"},
+		{"outbox: [{table: public.o, route: {replacement: \"a/$1\"}}]", "outbox[0].route.replacement: Kafka takes only letters, digits, . _ and - in a topic's name, not '/'"},
+		{"outbox: [{table: public.o, format: cloudevents, envelope: [a]}]", "outbox[0].envelope: does not go with format cloudevents"},
 		{"outbox: [{table: public.o, columns: {kind: x}}]", "outbox[0].columns.kind: is not a role of an outbox column"},
 		{"outbox: [{table: public.o, columns: {id: \"\"}}]", "outbox[0].columns.id: names no column"},
 		// Topics.

@@ -1,11 +1,13 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net"
 	"reflect"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strconv"
 	"strings"
@@ -292,6 +294,30 @@ func (v *validator) outbox(path string, o Outbox, before []Outbox) {
 		}
 	}
 	v.distinct(path+".headers", o.Headers, "column")
+	v.distinct(path+".envelope", o.Envelope, "column")
+	if len(o.Envelope) > 0 && o.Format == FormatCloudEvents {
+		v.bad(path+".envelope", "", "does not go with format cloudevents, whose members the specification says", "name the columns under headers, or choose the format envelope")
+	}
+	v.route(path+".route", o)
+}
+
+// route checks a route as far as the file alone tells.
+func (v *validator) route(path string, o Outbox) {
+	if o.Route.IsZero() {
+		return
+	}
+	if o.Topic != "" {
+		v.bad(path, "", "is there beside topic, and each chooses the topic", "keep one of them")
+	}
+	if _, err := syntax.Parse(cmp.Or(o.Route.Regex, "(.*)"), syntax.Perl); err != nil {
+		v.bad(path+".regex", o.Route.Regex, "is not a regular expression (RE2): "+err.Error(), `write for example "(.*)\\.v[0-9]+"; lookaround and backreferences are not there`)
+	}
+	literal := regexp.MustCompile(`\\.|\$(\{[^}]*\}|[0-9]+)`).ReplaceAllString(o.Route.Replacement, "")
+	if strings.Contains(literal, "$") {
+		v.bad(path+".replacement", o.Route.Replacement, "has a $ that names no group", "write $1, or $${name} for ${name}")
+	} else if bad := badTopicChars(literal); bad != "" {
+		v.bad(path+".replacement", o.Route.Replacement, "Kafka takes only letters, digits, . _ and - in a topic's name, not "+bad, "write for example outbox.event.$1")
+	}
 }
 
 func (v *validator) topics(c Config) {

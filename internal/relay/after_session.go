@@ -113,7 +113,7 @@ func outboxTable(r *router.Router, rel *replication.Relation, after string) (out
 	if err != nil {
 		return t, err
 	}
-	b, err := r.Backlog(rel, nil, func(string) bool { return false })
+	b, err := r.Backlog(rel, func(string) bool { return false })
 	if err != nil {
 		return t, err
 	}

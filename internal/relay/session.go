@@ -450,6 +450,7 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 	ro := s.r.o.Router
 	ro.Database = s.facts.Database.Name
 	ro.Types, ro.TypesAt = s.types.lookup, s.types.current
+	ro.Sequence = s.sequenceFault
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
 		return err
 	}
@@ -467,6 +468,16 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 		topics = append(topics, ro.MessageTopic)
 	}
 	return s.ensureTopics(ctx, topics...)
+}
+
+// sequenceFault counts an event out of its aggregate's sequence, and says so of each
+// aggregate once. The event is delivered: nothing here could repair it.
+func (s *session) sequenceFault(f *router.SequenceFault) {
+	s.r.routerMetrics.Sequences.WithLabelValues(f.Table, f.Kind()).Inc()
+	if f.First {
+		s.log.Warn().Str("table", f.Table).Str("aggregate", f.Aggregate).Str("kind", f.Kind()).Int64("last", f.Last).Int64("seq", f.Seq).
+			Msg("aggregate_seq does not follow: see how the application numbers events; the aggregate's further faults are only counted")
+	}
 }
 
 // ensureTopics looks topics up, and creates the missing ones where that is allowed.

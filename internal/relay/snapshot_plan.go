@@ -9,6 +9,7 @@ import (
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router"
 	"github.com/walrelay/walrelay/snapshot"
 )
 
