@@ -97,8 +97,9 @@ type Relay struct {
 	committed checkpoint.LSN
 	// deliverySince is when the batch on its way to Kafka left; zero while none is.
 	deliverySince time.Time
-	markProblem   string // what keeps delivered outbox rows from being marked
-	marksWait     bool   // the stream waits for that
+	markProblem   string              // what keeps delivered outbox rows from being marked
+	marksWait     bool                // the stream waits for that
+	partitions    map[uint32][]string // warnings, by table
 }
 
 // New makes a Relay; Run runs it.
