@@ -30,6 +30,9 @@ type Checkpoint struct {
 	// TakenOver holds the IDs of requests whose records the delivery removes, because
 	// they are in Tables now or need nothing any more. Load leaves it nil.
 	TakenOver []string
+	// After is what a restart has to know of outbox rows that are marked or deleted; nil
+	// where none are.
+	After *After
 }
 
 // Source identifies the database that the position belongs to. LSNs of two

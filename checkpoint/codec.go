@@ -57,6 +57,7 @@ const (
 //	| trees         | object, absent  | {"oid":partitions or null} set since that record     |
 //	| slot_snapshot | string, absent  | Checkpoint.SlotSnapshot                              |
 //	| requests      | integer, absent | Checkpoint.Requests                                  |
+//	| after         | object, absent  | Checkpoint.After                                     |
 func EncodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) []byte {
 	dst, _ = encodePosition(dst, c, stateOffset, delta)
 	return dst
@@ -121,6 +122,10 @@ func encodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) 
 	if c.Requests != 0 {
 		dst = append(dst, `,"requests":`...)
 		dst = strconv.AppendInt(dst, c.Requests, 10)
+	}
+	if c.After != nil {
+		dst = append(dst, `,"after":`...)
+		dst = appendAfter(dst, c.After)
 	}
 	return append(dst, '}'), deltaBytes
 }
@@ -213,6 +218,7 @@ type positionRecord struct {
 	Trees        treeRecords             `json:"trees"`
 	SlotSnapshot string                  `json:"slot_snapshot"`
 	Requests     int64                   `json:"requests"`
+	After        *afterRecord            `json:"after"`
 }
 
 type cutRecord struct {
@@ -278,6 +284,9 @@ func (r *positionRecord) checkpoint() (c Checkpoint, delta Delta, err error) {
 		c.Publications = append(c.Publications, Publication{Name: p.Name, Horizon: LSN(p.Horizon)})
 	}
 	c.SlotSnapshot, c.Requests = r.SlotSnapshot, r.Requests
+	if c.After, err = r.After.after(); err != nil {
+		return c, delta, err
+	}
 	if delta.Partitions, err = counts(r.Delta); err != nil {
 		return c, delta, err
 	}

@@ -21,6 +21,9 @@ type Backlog struct {
 	// nearly as the table tells, and which together name one row where there is a primary
 	// key. Nil where there is nothing to go by.
 	Order []string
+	// Published is the SQL expression that Mark is set to once a row is published. Empty
+	// without Mark.
+	Published string
 }
 
 // Backlog looks at the columns of an outbox table. notNull tells which of them cannot be
@@ -45,14 +48,14 @@ func (r *Router) Backlog(rel *replication.Relation, notNull func(column string) 
 	b.Order = backlogOrder(types, b.Primary, notNull)
 	switch status := types["status"]; {
 	case isTimestamp(types["published_at"]):
-		b.Mark, b.Pending = "published_at", `"published_at" IS NULL`
+		b.Mark, b.Pending, b.Published = "published_at", `"published_at" IS NULL`, "pg_catalog.now()"
 	case isInteger(status):
-		b.Mark, b.Pending = "status", `"status" IS DISTINCT FROM 1`
+		b.Mark, b.Pending, b.Published = "status", `"status" IS DISTINCT FROM 1`, "1"
 	case isText(status):
-		b.Mark, b.Pending = "status", `"status" IS DISTINCT FROM 'processed'`
+		b.Mark, b.Pending, b.Published = "status", `"status" IS DISTINCT FROM 'processed'`, "'processed'"
 	case status != nil && status.Kind == format.KindEnum:
 		// An enum without such a label refuses to be compared with it.
-		b.Mark, b.Pending = "status", `"status"::pg_catalog.text IS DISTINCT FROM 'processed'`
+		b.Mark, b.Pending, b.Published = "status", `"status"::pg_catalog.text IS DISTINCT FROM 'processed'`, "'processed'"
 	}
 	return b, nil
 }

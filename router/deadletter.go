@@ -21,6 +21,8 @@ type deadLetter struct {
 	Position []byte
 	// Change is the change itself. It is only read.
 	Change *replication.Change
+	// Text shows a message's content as text, which an event's is meant to be.
+	Text bool
 	// Columns are the plans of its columns, for what is masked and left out; nil for
 	// nothing.
 	Columns []columnPlan
@@ -119,9 +121,13 @@ func (d *deadLetter) items() []deadItem {
 			transactional = "true"
 		}
 		prefix := newDeadItem("message", "prefix", []byte(c.Message.Prefix))
+		kind := deadItem{section: "message", name: []byte(`"transactional":`), plain: true, value: []byte(transactional), size: len(transactional)}
+		if d.Text {
+			return []deadItem{prefix, kind, newDeadItem("message", "text", c.Message.Content)}
+		}
 		return []deadItem{
 			prefix,
-			{section: "message", name: []byte(`"transactional":`), plain: true, value: []byte(transactional), size: len(transactional)},
+			kind,
 			{section: "message", name: []byte(`"content":`), base64: true, value: c.Message.Content, size: base64.StdEncoding.EncodedLen(len(c.Message.Content))},
 		}
 	}

@@ -425,7 +425,11 @@ func appendPrefix(dst []byte, c *replication.Change) ([]byte, error) {
 // nameOf gives the table, for people, and the topic that a change would go to.
 func (r *Router) nameOf(c *replication.Change) (table, topic string) {
 	if c.Relation == nil {
-		return "message " + strconv.Quote(c.Message.Prefix), r.o.MessageTopic
+		label := "message " + strconv.Quote(c.Message.Prefix)
+		if r.messageOutboxes[c.Message.Prefix] != nil {
+			return label, strings.ToValidUTF8(c.Message.Prefix, "_") // for metrics only
+		}
+		return label, r.o.MessageTopic
 	}
 	table = c.Relation.Schema + "." + c.Relation.Name
 	if p, err := r.plan(c); err == nil {
@@ -448,6 +452,9 @@ func (r *Router) deadLetterKey(c *replication.Change, b *Batch, most int) span {
 }
 
 func (r *Router) appendDeadLetterKey(dst []byte, c *replication.Change) ([]byte, bool) {
+	if r.outboxOf(c) != nil {
+		return append(dst, r.event.Key...), r.event.Key != nil
+	}
 	if c.Relation == nil {
 		dst, err := r.shape.appendMessageKey(dst, c)
 		return dst, err == nil
@@ -455,9 +462,6 @@ func (r *Router) appendDeadLetterKey(dst []byte, c *replication.Change) ([]byte,
 	p, err := r.plan(c)
 	if err != nil {
 		return dst, false
-	}
-	if p.outbox != nil {
-		return append(dst, r.event.Key...), r.event.Key != nil
 	}
 	row := c.New
 	if len(row) == 0 {

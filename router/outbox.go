@@ -34,6 +34,8 @@ const (
 // Table name it; every other field may be its zero value.
 type OutboxOptions struct {
 	Schema, Table string
+	// Prefix is that of logical messages that are events, instead of a table.
+	Prefix string
 	// Topic and Key are templates over the row's fields (see rowTemplate). Empty:
 	// outbox.event.{aggregate_type}, or outbox.event.{event_type} where the table has
 	// no aggregate type; and partition_key, else aggregate_id, else the event id.

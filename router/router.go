@@ -87,6 +87,8 @@ type Router struct {
 	// claimed remembers which table has which topic, so that two never meet in one
 	// because characters were rewritten.
 	claimed map[string]*replication.Relation
+	// messageOutboxes are the plans of message prefixes whose messages are events.
+	messageOutboxes map[string]*outboxPlan
 	// guards are the tables of Options.Columns by OID, under whichever name; nil before
 	// Guard is called.
 	guards map[uint32]*guard
@@ -109,7 +111,7 @@ func NewRouter(o Options, topics Topics) (*Router, error) {
 	if r.shape, err = newShape(o); err != nil {
 		return nil, err
 	}
-	return r, nil
+	return r, r.planMessages()
 }
 
 // Check tries a table's configuration on its columns of today, before anything is
@@ -152,10 +154,7 @@ func (e *MissingTopicError) Error() string { return "topic " + e.Topic + " is no
 // that name it become dead letters. False where c is no event; a table's topic is for
 // the configuration to change.
 func (r *Router) RejectTopic(c *replication.Change, topic string, err error) bool {
-	if c.Relation == nil {
-		return false
-	}
-	if p, perr := r.plan(c); perr != nil || p.outbox == nil || r.event.Topic != topic {
+	if r.outboxOf(c) == nil || r.event.Topic != topic {
 		return false
 	}
 	if r.rejected == nil {
@@ -373,7 +372,12 @@ func (p *tablePlan) keyChanged(c *replication.Change) bool {
 // outboxEvent turns an inserted outbox row into an event on its topic.
 func (r *Router) outboxEvent(p *tablePlan, c *replication.Change, b *Batch) error {
 	r.scratch.reset()
-	if err := p.outbox.appendEvent(&r.event, &r.scratch, c.New); err != nil {
+	return r.appendOutbox(p.outbox, c.New, c, b)
+}
+
+// appendOutbox appends the event of a row, a table's or a message's.
+func (r *Router) appendOutbox(p *outboxPlan, row replication.Tuple, c *replication.Change, b *Batch) error {
+	if err := p.appendEvent(&r.event, &r.scratch, row); err != nil {
 		return err
 	}
 	ev := &r.event
@@ -407,7 +411,7 @@ func (r *Router) outboxEvent(p *tablePlan, c *replication.Change, b *Batch) erro
 	if err := r.add(b, rec, ev.Topic); err != nil {
 		return err
 	}
-	p.outbox.observe(c.New, r.o.Sequence)
+	p.observe(row, r.o.Sequence)
 	return nil
 }
 
@@ -423,6 +427,9 @@ func (b *Batch) put(v []byte) span {
 
 // message turns a captured logical message into a record.
 func (r *Router) message(c *replication.Change, b *Batch) error {
+	if p := r.messageOutboxes[c.Message.Prefix]; p != nil {
+		return r.messageEvent(p, c, b)
+	}
 	if !r.o.Messages(c.Message.Prefix) {
 		b.tally(r.o.MessageTopic, outcomeExcluded)
 		return nil
@@ -487,7 +494,7 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 		return &MissingTopicError{Topic: r.o.DeadLetterTopic}
 	}
 	counted := sourceTopic
-	if r.event.Topic != "" && c.Relation != nil && r.last.outbox != nil {
+	if r.event.Topic != "" && r.outboxOf(c) != nil {
 		sourceTopic = r.event.Topic // where the event would have gone, valid or not
 		if fault.Reason != ReasonRoute {
 			counted = sourceTopic // a topic that exists
@@ -518,7 +525,7 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 	start := len(b.arena)
 	b.arena = appendDeadLetter(b.arena, &deadLetter{
 		Reason: fault.Reason, Error: fault.Detail, Table: letterTable,
-		Position: position, Change: c, Columns: r.columnsOf(c),
+		Position: position, Change: c, Columns: r.columnsOf(c), Text: c.Relation == nil && r.outboxOf(c) != nil,
 	}, limit)
 	rec.value = b.spanFrom(start)
 	if err := r.add(b, rec, topic.Name); err != nil {

@@ -66,16 +66,22 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 		Match:          c.Source.Tables.Match,
 		KeylessInserts: c.Source.Keyless == config.KeylessInserts,
 	}
-	backlogs := map[string]string{}
+	backlogs, after := map[string]string{}, map[string]string{}
 	for _, o := range c.Outbox {
-		backlogs[o.Table] = o.Backlog()
 		schema, table, _ := strings.Cut(o.Table, ".")
 		ro.Outbox = append(ro.Outbox, router.OutboxOptions{
-			Schema: schema, Table: table, Topic: o.Topic, Key: o.Key,
+			Schema: schema, Table: table, Prefix: o.Prefix, Topic: o.Topic, Key: o.Key,
 			Columns: o.Columns, Headers: o.Headers, HeadersFrom: o.HeadersFrom, NullPayload: o.NullPayload,
 			Partition: o.Partition, Format: o.Format, CloudEvents: o.CloudEvents, Envelope: o.Envelope,
 			JSONStrings: o.JSONStrings, Route: router.RouteOptions(o.Route),
 		})
+		if o.Table == "" {
+			continue
+		}
+		backlogs[o.Table] = o.Backlog()
+		if o.After != config.AfterKeep {
+			after[o.Table] = o.After
+		}
 		publications.Outbox = append(publications.Outbox, o.Table)
 	}
 	return relay.Options{
@@ -116,6 +122,7 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 			PrimaryDSN: c.Source.PrimaryDSN.Reveal(),
 			Outbox:     backlogs,
 		},
+		After:           after,
 		MessagePrefixes: c.Source.Messages,
 		Limits:          batchLimits(c.Batch),
 		Buffer:          readAhead(c.Batch),

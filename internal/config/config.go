@@ -55,22 +55,23 @@ type Snapshot struct {
 	Readers    int    `yaml:"readers"`
 }
 
-// Outbox describes one outbox table.
+// Outbox describes one outbox: a table, or the logical messages of a prefix.
 type Outbox struct {
-	Table       string            `yaml:"table"`        // schema.table
-	Topic       string            `yaml:"topic"`        // template over the row's fields; "" follows the rule for recognised columns
-	Key         string            `yaml:"key"`          // template over the row's fields; "" likewise
-	Partition   string            `yaml:"partition"`    // column with the partition's number; "": by the key
-	Format      string            `yaml:"format"`       // payload | envelope | cloudevents
-	CloudEvents string            `yaml:"cloudevents"`  // structured | binary
-	NullPayload string            `yaml:"null-payload"` // tombstone | null
-	Columns     map[string]string `yaml:"columns"`      // role → column
-	Headers     []string          `yaml:"headers"`      // columns, or column:header
-	HeadersFrom string            `yaml:"headers-from"` // column with a JSON object
-	Envelope    []string          `yaml:"envelope"`     // columns beside the payload, or column:member
+	Table       string            `yaml:"table"`          // schema.table
+	Prefix      string            `yaml:"message-prefix"` // of logical messages, instead of a table
+	Topic       string            `yaml:"topic"`          // template over the row's fields; "" follows the rule for recognised columns
+	Key         string            `yaml:"key"`            // template over the row's fields; "" likewise
+	Partition   string            `yaml:"partition"`      // column with the partition's number; "": by the key
+	Format      string            `yaml:"format"`         // payload | envelope | cloudevents
+	CloudEvents string            `yaml:"cloudevents"`    // structured | binary
+	NullPayload string            `yaml:"null-payload"`   // tombstone | null
+	Columns     map[string]string `yaml:"columns"`        // role → column
+	Headers     []string          `yaml:"headers"`        // columns, or column:header
+	HeadersFrom string            `yaml:"headers-from"`   // column with a JSON object
+	Envelope    []string          `yaml:"envelope"`       // columns beside the payload, or column:member
 	JSONStrings bool              `yaml:"json-strings"`
 	Route       OutboxRoute       `yaml:"route"`
-	After       string            `yaml:"after"` // keep
+	After       string            `yaml:"after"` // keep | mark | delete
 	// Snapshot is pending | all | none, and empty where the file does not say: then
 	// pending rows are read, and a table without a column that marks published rows must
 	// not have any.
@@ -211,6 +212,10 @@ const (
 	OutboxAll     = "all"
 	OutboxNone    = "none"
 
+	AfterKeep   = "keep"
+	AfterMark   = "mark"
+	AfterDelete = "delete"
+
 	NullPayloadTombstone = "tombstone"
 	NullPayloadNull      = "null"
 
@@ -284,7 +289,7 @@ func Default() Config {
 
 // DefaultOutbox returns an outbox entry with every default set and no table.
 func DefaultOutbox() Outbox {
-	return Outbox{NullPayload: NullPayloadTombstone, Format: FormatPayload, CloudEvents: CloudEventsStructured, After: "keep"}
+	return Outbox{NullPayload: NullPayloadTombstone, Format: FormatPayload, CloudEvents: CloudEventsStructured, After: AfterKeep}
 }
 
 // FillNames sets what is still empty of the identity that follows the name:

@@ -45,7 +45,8 @@ func specs() []spec {
 		{path: "snapshot.readers", min: "1", max: "64", doc: "Connections that read at the same time."},
 
 		{path: "outbox", doc: "Outbox tables: their rows become events on topics of their own."},
-		{path: "outbox[].table", required: true, doc: "The outbox table, schema.table, as the catalog spells it."},
+		{path: "outbox[].table", whenSet: true, doc: "The outbox table, schema.table, as the catalog spells it. Either this or message-prefix."},
+		{path: "outbox[].message-prefix", whenSet: true, doc: "Instead of a table: the prefix of logical messages (pg_logical_emit_message) whose content is a JSON object with an event's fields."},
 		{path: "outbox[].topic", doc: "Topic template over the row's fields, such as orders.{event_type|lower}; functions lower, replace:a:b and default:y. Empty: outbox.event.{aggregate_type}, or outbox.event.{event_type} where there is no aggregate type."},
 		{path: "outbox[].key", doc: "Key template over the row's fields. Empty: partition_key, else aggregate_id, else the event id."},
 		{path: "outbox[].partition", doc: "Column that holds the number of the event's partition. Empty, or NULL in a row: murmur2 of the key."},
@@ -61,7 +62,7 @@ func specs() []spec {
 		{path: "outbox[].route.by", doc: "Column or field whose value routes. Empty: aggregate_type."},
 		{path: "outbox[].route.regex", doc: "Pattern (RE2) that has to match the whole value. Empty: (.*)."},
 		{path: "outbox[].route.replacement", doc: "The topic, with $1 or ${name} for the pattern's groups. Empty: outbox.event.$1."},
-		{path: "outbox[].after", enum: []string{"keep"}, later: []string{"mark", "delete"}, doc: "keep: a published row stays as it is."},
+		{path: "outbox[].after", enum: []string{AfterKeep, AfterMark, AfterDelete}, doc: "What becomes of a row once its event is in Kafka. keep: it stays as it is. mark: published_at = now(), or status = 1 or 'processed', whichever column and type the table has. delete: it is deleted."},
 		{path: "outbox[].snapshot", whenSet: true, enum: []string{OutboxPending, OutboxAll, OutboxNone}, doc: "Rows that are there at the first start. pending (default): those not marked as published (published_at, or status) become events. all: every one does. none: no one does. To be set where rows are there and no column marks them."},
 
 		{path: "topics", doc: "Where records go, and how a missing topic is created."},

@@ -70,7 +70,9 @@ func (t table) valueSchema(path string, v reflect.Value, s spec) map[string]any 
 	case isGroup(v.Type()):
 		return t.groupSchema(path, v)
 	case v.Type() == reflect.TypeFor[[]Outbox]():
-		return map[string]any{"type": nullable("array"), "items": t.groupSchema(path+"[]", reflect.ValueOf(DefaultOutbox()))}
+		entry := t.groupSchema(path+"[]", reflect.ValueOf(DefaultOutbox()))
+		entry["anyOf"] = []any{map[string]any{"required": []string{"table"}}, map[string]any{"required": []string{"message-prefix"}}}
+		return map[string]any{"type": nullable("array"), "items": entry}
 	case v.Type() == reflect.TypeFor[map[string]string]():
 		return map[string]any{"type": nullable("object"), "additionalProperties": texts}
 	case v.Type() == reflect.TypeFor[map[string]Columns]():

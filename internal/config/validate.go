@@ -104,7 +104,7 @@ func mandatoryRemedy(path string) string {
 	case "kafka.brokers":
 		return "write at least one, such as [127.0.0.1:9092]"
 	}
-	return "write for example table: public.outbox"
+	return "write a value"
 }
 
 func (v *validator) choice(path, val string, s spec) {
@@ -257,8 +257,22 @@ func outboxRoles() []string {
 }
 
 func (v *validator) outbox(path string, o Outbox, before []Outbox) {
-	if o.Table != "" {
+	switch {
+	case o.Table != "" && o.Prefix != "":
+		v.bad(path+".message-prefix", o.Prefix, "stands beside a table", "keep one of them, or write two entries")
+	case o.Table != "":
 		v.tableName(path+".table", o.Table)
+	case o.Prefix == "":
+		v.bad(path+".table", "", "is missing", "write for example table: public.outbox, or message-prefix: outbox")
+	case o.After != AfterKeep:
+		v.bad(path+".after", o.After, "goes with a table; a message leaves no row behind", "remove it")
+	case o.Snapshot != "":
+		v.bad(path+".snapshot", o.Snapshot, "goes with a table; there are no messages from before the start", "remove it")
+	}
+	for j, b := range before {
+		if o.Prefix != "" && b.Prefix == o.Prefix {
+			v.bad(path+".message-prefix", o.Prefix, fmt.Sprintf("is in outbox[%d] already", j), "keep one entry per prefix")
+		}
 	}
 	for j, b := range before {
 		if o.Table != "" && b.Table == o.Table {

@@ -34,15 +34,24 @@ const (
 	CheckpointAcked                 // the checkpoint record is acknowledged, EndTxn was not sent
 	Committed                       // EndTxn returned, nothing notes it yet
 	Confirmed                       // the LSN was confirmed to PostgreSQL
+
+	// Those of outbox rows that are marked or deleted, which follow a delivery beside the
+	// next one.
+	Marking // the rows are known to be delivered, the statement was not sent
+	Marked  // the statement is committed, nothing notes it yet
 )
 
-// Steps is the number of steps; they are 1 to Steps.
-const Steps = int(Confirmed)
+// Steps is the number of steps of a delivery; they are 1 to Steps. Those of marks come
+// behind, up to AllSteps.
+const (
+	Steps    = int(Confirmed)
+	AllSteps = int(Marked)
+)
 
 // String gives the step's name.
 func (s Step) String() string {
 	names := [...]string{"batch filled", "begun", "first record produced", "records acknowledged",
-		"checkpoint acknowledged", "committed", "confirmed"}
+		"checkpoint acknowledged", "committed", "confirmed", "marking", "marked"}
 	if s < 1 || int(s) > len(names) {
 		return "step " + strconv.Itoa(int(s))
 	}
@@ -105,8 +114,8 @@ func parse(spec string) (*point, error) {
 	head, tail, ok := strings.Cut(spec, ":")
 	step, errStep := strconv.Atoi(head)
 	n, errN := strconv.ParseInt(tail, 10, 64)
-	if !ok || errStep != nil || errN != nil || step < 1 || step > Steps || n < 1 {
-		return nil, fmt.Errorf("parse %s %q: want <step>:<n> with a step from 1 to %d and n from 1, for example 5:3", Env, spec, Steps)
+	if !ok || errStep != nil || errN != nil || step < 1 || step > AllSteps || n < 1 {
+		return nil, fmt.Errorf("parse %s %q: want <step>:<n> with a step from 1 to %d and n from 1, for example 5:3", Env, spec, AllSteps)
 	}
 	p := &point{step: Step(step)}
 	p.left.Store(n)

@@ -30,7 +30,7 @@ func TestPointKillsAtTheNthPassageOnly(t *testing.T) {
 }
 
 func TestParseRefusesWhatIsNoSpec(t *testing.T) {
-	for _, spec := range []string{"5", "0:1", "8:1", "3:0", "3:-1", "x:1", "3:x", ":", "3:1:2"} {
+	for _, spec := range []string{"5", "0:1", "10:1", "3:0", "3:-1", "x:1", "3:x", ":", "3:1:2"} {
 		if _, err := parse(spec); err == nil {
 			t.Errorf("parse(%q): no error", spec)
 		}

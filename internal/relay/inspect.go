@@ -59,7 +59,7 @@ func (s *session) inspect(ctx context.Context) (err error) {
 	if err := replication.VerifyStart(*f); err != nil {
 		return err
 	}
-	return s.checkReadable(ctx)
+	return errors.Join(s.checkReadable(ctx), s.checkAfter(ctx))
 }
 
 // checkTables tries what the configuration says of single tables on their columns, so

@@ -42,6 +42,7 @@ type loop struct {
 	inTxn   bool           // a source transaction is open
 	now     time.Time      // of this round
 	merging *merging
+	after   *after
 
 	urgent    bool      // the server waits for a confirm
 	filledAt  time.Time // when the batch in hand got its first record
@@ -180,6 +181,7 @@ func (l *loop) stream(ctx context.Context) error {
 			}
 			l.maybeDeliver(drained)
 		}
+		l.after.pump()
 		l.s.r.observe(l)
 		wait := timer.C
 		if wake := l.nextWake(paused); wake > 0 {
@@ -211,6 +213,8 @@ func (l *loop) wait(block bool, ready <-chan struct{}, wake <-chan time.Time, st
 			return l.horizon(p)
 		case n := <-l.news:
 			return l.hear(n)
+		case <-l.after.marker.Done():
+			l.after.back()
 		case err := <-l.lost:
 			return err
 		case <-*stop:
@@ -233,6 +237,9 @@ func (l *loop) wait(block bool, ready <-chan struct{}, wake <-chan time.Time, st
 	case c := <-l.merging.readers.Chunks():
 		l.now = time.Now()
 		return l.merging.arrived(c)
+	case <-l.after.marker.Done():
+		l.now = time.Now()
+		l.after.back()
 	case <-*stop:
 		l.stop(stop, budget)
 	case <-*budget:
@@ -255,11 +262,11 @@ func (l *loop) stop(stop *<-chan struct{}, budget *<-chan time.Time) {
 func (l *loop) finished() bool {
 	switch {
 	case l.stopping:
-		return !l.filling.Moved()
+		return !l.filling.Moved() && l.after.rest()
 	case l.s.target > 0:
-		return l.committed.LSN >= l.s.target && l.merging.finished()
+		return l.committed.LSN >= l.s.target && l.merging.finished() && l.after.rest()
 	case l.s.r.o.Snapshot.Only:
-		return l.merging.finished()
+		return l.merging.finished() && l.after.rest()
 	}
 	return false
 }
@@ -279,6 +286,9 @@ func (l *loop) takeEvents(ctx context.Context) (drained bool, paused time.Time, 
 				}
 				return true, until, nil
 			}
+		}
+		if !l.after.mayTake() {
+			return true, l.now.Add(time.Second), nil
 		}
 		ev, err := l.s.stream.TryNext()
 		if err != nil {
@@ -300,6 +310,7 @@ func (l *loop) take(ctx context.Context, ev *replication.Event) error {
 		l.skipTxn = l.pos.HasTransaction(ev.Txn.CommitLSN)
 		l.skipChanges = l.pos.Skip(ev.Txn.CommitLSN)
 		l.inTxn = true
+		l.after.begin()
 		l.merging.merger.Begin(ev.Txn.XID, l.sent)
 	case replication.KindChange:
 		return l.change(ctx, ev)
@@ -341,11 +352,14 @@ func (l *loop) change(ctx context.Context, ev *replication.Event) error {
 			return nil
 		}
 	case l.skipTxn || c.Seq < l.skipChanges:
-		return nil // delivered, and counted, before the restart
+		return l.after.again(c) // delivered, and counted, before the restart
 	}
 	switch verdict {
 	case snapshot.Emit:
 		if err := l.route(ctx, c, l.filling); err != nil {
+			return err
+		}
+		if err := l.after.passed(c, l.filling.LastIsDeadLetter()); err != nil {
 			return err
 		}
 	case snapshot.Hold:
@@ -370,7 +384,7 @@ func (l *loop) change(ctx context.Context, ev *replication.Event) error {
 // What is complete leaves first, so that the tail has room; a tail that alone exceeds
 // them is cut, and a restart goes on behind its last change.
 func (l *loop) limit() {
-	if !l.filling.Full() {
+	if !l.filling.Full() && !l.after.crowded() {
 		return
 	}
 	l.stalled = true
@@ -427,12 +441,12 @@ func (l *loop) ensureTopic(ctx context.Context, topic string) error {
 
 func (l *loop) advance(ends bool) {
 	l.filling.Advance(l.pos, ends)
-	l.stalled = l.stalled || l.filling.Full()
+	l.stalled = l.stalled || l.filling.Full() || l.after.crowded()
 }
 
 // maybeDeliver starts the delivery of the batch in hand if it is time to.
 func (l *loop) maybeDeliver(drained bool) {
-	if !l.filling.Moved() && !l.published && !l.merging.moving() || !l.due(drained) {
+	if !l.filling.Moved() && !l.published && !l.merging.moving() && !l.after.moving() || !l.due(drained) {
 		return
 	}
 	b := l.filling
@@ -446,6 +460,7 @@ func (l *loop) maybeDeliver(drained bool) {
 	l.limit()
 	cp := checkpoint.Checkpoint{Position: b.Position(), Source: l.s.source, Publications: l.publish}
 	l.merging.checkpoint(&cp)
+	l.after.checkpoint(&cp)
 	l.s.r.delivering(l.filledAt)
 	l.work <- delivery{batch: b, cp: cp}
 }
@@ -455,7 +470,7 @@ func (l *loop) maybeDeliver(drained bool) {
 // transaction; while more keeps arriving, for longer: then the stream is behind, and
 // larger batches catch up faster.
 func (l *loop) due(drained bool) bool {
-	if l.stopping || l.stalled || l.published || l.merging.due(drained) {
+	if l.stopping || l.stalled || l.published || l.merging.due(drained) || drained && l.after.moving() {
 		return true
 	}
 	if l.merging.rowsComing() && !l.filling.Tail() && l.filling.Transactions() == 0 {
@@ -478,6 +493,9 @@ const behindFactor = 20
 // nextWake is when due has to be asked again though nothing arrives; 0 for never.
 func (l *loop) nextWake(paused time.Time) time.Duration {
 	wake := l.merging.wake()
+	if d := l.after.wake(); d > 0 && (wake == 0 || d < wake) {
+		wake = d
+	}
 	if !paused.IsZero() {
 		if d := max(paused.Sub(l.now), time.Millisecond); wake == 0 || d < wake {
 			wake = d
@@ -517,6 +535,7 @@ func (l *loop) delivered() error {
 	l.inFlight, l.spare = nil, b
 	l.committed = b.Position()
 	l.merging.delivered()
+	l.after.deliveredBatch()
 	l.endedAt = time.Now()
 	// Invariant 1 (durable before confirmed): the checkpoint with this position is
 	// committed. While a transaction is cut the LSN is the end of the one before it.
@@ -532,7 +551,8 @@ func (l *loop) delivered() error {
 	return nil
 }
 
-// confirm lets PostgreSQL forget what is delivered, as far as the snapshot lets it.
+// confirm lets PostgreSQL forget what is delivered, as far as the snapshot and outbox rows
+// that are not marked yet let it.
 //
 // Invariant 1 (durable before confirmed): never beyond what is committed.
 func (l *loop) confirm() {
@@ -541,14 +561,16 @@ func (l *loop) confirm() {
 	l.s.r.setConfirmed(lsn)
 }
 
-func (l *loop) confirmable() checkpoint.LSN { return min(l.committed.LSN, l.merging.free) }
+func (l *loop) confirmable() checkpoint.LSN {
+	return l.after.free(min(l.committed.LSN, l.merging.free))
+}
 
 // hear takes what the monitor found.
 func (l *loop) hear(n news) error {
 	l.now = time.Now()
-	if n.down != nil && l.merging.merger.Active() {
-		// The server is shutting down, and waits for a confirm that the snapshot does not
-		// let us give: without us it ends at once.
+	if n.down != nil && (l.merging.merger.Active() || l.after.waitsForMarks()) {
+		// The server is shutting down, and waits for a confirm that the snapshot, or rows that
+		// cannot be marked any more, do not let us give: without us it ends at once.
 		return n.down
 	}
 	l.merging.news(n)

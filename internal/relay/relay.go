@@ -12,6 +12,7 @@ import (
 
 	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
+	"github.com/walrelay/walrelay/internal/outbox"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
 )
@@ -33,6 +34,9 @@ type Options struct {
 	Checkpoint ckafka.Options
 	Router     router.Options
 	Snapshot   SnapshotOptions
+	// After says by "schema.table" what becomes of delivered rows: outbox.Mark or
+	// outbox.Delete; a table that is not there is kept as it is.
+	After map[string]string
 	// MessagePrefixes are the globs of captured messages; with none the message topic
 	// is not created.
 	MessagePrefixes []string
@@ -77,6 +81,7 @@ type Relay struct {
 	base          context.Context       // not cancelled by the signal to stop
 	routerMetrics *router.Metrics
 	metrics       *metrics
+	pending       *outbox.Pending
 
 	target   checkpoint.LSN // until-caught-up; set once, by the first session
 	tookOver bool
@@ -84,6 +89,7 @@ type Relay struct {
 	sourceSeen, kafkaSeen bool // each was reached once
 	resumed               bool // a checkpoint was read or written, so there has to be one
 	saidOutbox            bool // which columns of the outbox tables were recognised
+	saidLoose             bool // which of them have no unique key
 	fault                 fault
 
 	mu        sync.Mutex
@@ -91,6 +97,8 @@ type Relay struct {
 	committed checkpoint.LSN
 	// deliverySince is when the batch on its way to Kafka left; zero while none is.
 	deliverySince time.Time
+	markProblem   string              // what keeps delivered outbox rows from being marked
+	marksWait     bool                // the stream waits for that
 	partitions    map[uint32][]string // warnings, by table
 }
 
@@ -106,6 +114,7 @@ func New(o Options) *Relay {
 		primary:       replication.NewConnector(primary, o.AppName, o.ConnOptions...),
 		routerMetrics: router.NewMetrics(o.Registerer),
 		metrics:       newMetrics(o.Registerer),
+		pending:       outbox.NewPending(o.Registerer),
 		status:        Status{Phase: PhaseStarting, Since: time.Now()},
 	}
 }
@@ -117,6 +126,9 @@ func New(o Options) *Relay {
 // batch could not be delivered in time.
 func (r *Relay) Run(ctx context.Context) error {
 	r.base = context.WithoutCancel(ctx)
+	if len(r.o.After) > 0 {
+		defer r.countPending(ctx)()
+	}
 	wait := newBackoff(100*time.Millisecond, 10*time.Second)
 	for {
 		began := time.Now()

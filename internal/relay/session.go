@@ -12,6 +12,7 @@ import (
 
 	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
+	"github.com/walrelay/walrelay/internal/outbox"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
 	"github.com/walrelay/walrelay/snapshot"
@@ -43,7 +44,8 @@ type session struct {
 	keys    map[uint32][]string
 	types   *typeCache
 	waits   waits
-	primary *primary // nil where tables are read at the stream's source
+	targets []*outbox.Target // outbox tables whose delivered rows are marked or deleted
+	primary *primary         // nil where tables are read at the stream's source
 	watch   *treeWatch
 	// slotSnapshot is the MVCC snapshot at the creation of the slot, in this session.
 	slotSnapshot string
@@ -499,6 +501,10 @@ func (s *session) ensureTopics(ctx context.Context, names ...string) error {
 func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 	l := newLoop(s, cp)
 	var err error
+	if l.after, err = s.newAfter(ctx, l, cp); err != nil {
+		return err
+	}
+	defer l.after.close()
 	if l.merging, err = s.newMerging(ctx, l, cp); err != nil {
 		return err
 	}

@@ -198,6 +198,9 @@ func (g *merging) emit(ctx context.Context) error {
 			g.more = true
 			break
 		}
+		if !l.after.mayRead() {
+			break // until those that went out are marked
+		}
 		before := l.filling.Bytes()
 		row, ok := g.merger.Next()
 		if !ok {
@@ -212,6 +215,9 @@ func (g *merging) emit(ctx context.Context) error {
 			l.s.r.clearPartitions(row.Table)
 		}
 		if err := l.route(ctx, &c, l.filling); err != nil {
+			return err
+		}
+		if err := l.after.passed(&c, l.filling.LastIsDeadLetter()); err != nil {
 			return err
 		}
 		g.count(row.Table)

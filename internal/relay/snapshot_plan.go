@@ -182,7 +182,7 @@ func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (b r
 	if err != nil {
 		return none, err
 	}
-	trial, err := router.NewRouter(s.r.o.Router, s.catalog)
+	trial, err := s.trialRouter()
 	if err != nil {
 		return none, err
 	}

@@ -70,6 +70,12 @@ func (r *Relay) Status() Status {
 	s.WaitingFor = append([]string(nil), s.WaitingFor...)
 	s.Problems = append([]string(nil), s.Problems...)
 	s.Warnings = append([]string(nil), s.Warnings...)
+	if r.markProblem != "" {
+		s.Problems = append(s.Problems, r.markProblem)
+	}
+	if r.marksWait {
+		s.Problems = append(s.Problems, "delivery waits until outbox rows that were delivered are marked")
+	}
 	for _, root := range slices.Sorted(maps.Keys(r.partitions)) {
 		s.Warnings = append(s.Warnings, r.partitions[root]...)
 	}
@@ -160,6 +166,20 @@ func (r *Relay) setProblem(text string) {
 	if text != "" {
 		r.status.Problems = []string{text}
 	}
+}
+
+// setMarkProblem notes what keeps delivered outbox rows from being marked; empty: nothing.
+func (r *Relay) setMarkProblem(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.markProblem = text
+}
+
+// setMarksWait notes whether the stream waits for marks.
+func (r *Relay) setMarksWait(wait bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.marksWait = wait
 }
 
 func (r *Relay) setWaiting(list []string) {

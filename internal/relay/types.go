@@ -45,8 +45,10 @@ func (c *typeCache) lookup(oid uint32) (*format.Type, error) {
 		}
 		c.asOf = 0 // not for these
 	}
-	if name, ok := c.s.stream.TypeName(oid); ok && c.missing[oid] {
-		c.resolver.Learn(oid, name.Schema, name.Name)
+	if c.s.stream != nil { // else a table is looked at before there is one
+		if name, ok := c.s.stream.TypeName(oid); ok && c.missing[oid] {
+			c.resolver.Learn(oid, name.Schema, name.Name)
+		}
 	}
 	return c.resolver.Type(oid), nil
 }

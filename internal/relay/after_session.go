@@ -1,0 +1,197 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/outbox"
+	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router"
+)
+
+// afterOf is what becomes of a table's delivered rows.
+func (o *Options) afterOf(table string) string {
+	if after, ok := o.After[table]; ok {
+		return after
+	}
+	return outbox.Keep
+}
+
+// checkAfter finds the tables whose delivered rows are to be marked or deleted, and
+// refuses where that cannot be done.
+func (s *session) checkAfter(ctx context.Context) error {
+	o := &s.r.o
+	if len(o.After) == 0 {
+		return nil
+	}
+	if s.facts.Database.InRecovery && o.Snapshot.PrimaryDSN == "" {
+		return &checkpoint.Refusal{
+			What:   "source.dsn is a standby, and outbox rows are marked or deleted on the primary",
+			Risk:   "delivered rows would stay as they are",
+			Remedy: "set source.primary-dsn, or after: keep under the outbox entries",
+		}
+	}
+	tables, err := replication.Tables(ctx, s.conn)
+	if err != nil {
+		return err
+	}
+	var oids []uint32
+	for _, t := range tables {
+		if o.afterOf(t.String()) != outbox.Keep {
+			oids = append(oids, t.OID)
+		}
+	}
+	described, err := replication.Describe(ctx, s.conn, oids)
+	if err != nil {
+		return err
+	}
+	s.targets = nil
+	var problems []error
+	for _, oid := range oids {
+		if described[oid] == nil {
+			continue // dropped this moment
+		}
+		t, err := s.readTarget(ctx, described[oid])
+		if err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		s.targets = append(s.targets, t)
+		if t.Loose && !s.r.saidLoose {
+			s.log.Warn().Str("table", t.String()).Str("column", t.EventID).
+				Msg("outbox table has no unique key: delivered rows are found by the event's id, each time by a scan where no index helps, and those whose id is there twice are left as they are")
+		}
+	}
+	s.r.saidLoose = true
+	return errors.Join(problems...)
+}
+
+// newTarget looks at a table that the stream has just shown; nil where it is gone.
+func (s *session) newTarget(rel *replication.Relation) (*outbox.Target, error) {
+	ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
+	defer cancel()
+	described, err := replication.Describe(ctx, s.conn, []uint32{rel.OID})
+	if err != nil || described[rel.OID] == nil {
+		return nil, err
+	}
+	return s.readTarget(ctx, described[rel.OID])
+}
+
+// readTarget finds out how rows of a table are marked or deleted.
+func (s *session) readTarget(ctx context.Context, rel *replication.Relation) (*outbox.Target, error) {
+	trial, err := s.trialRouter()
+	if err != nil {
+		return nil, err
+	}
+	t, err := outboxTable(trial, rel, s.r.o.afterOf(rel.Schema+"."+rel.Name))
+	if err != nil {
+		return nil, err
+	}
+	conn := s.conn
+	if s.r.o.Snapshot.PrimaryDSN != "" {
+		if conn, err = s.r.primary(ctx); err != nil {
+			return nil, err
+		}
+		defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() // nothing is under way on it
+	}
+	return outbox.NewTarget(ctx, conn, t)
+}
+
+// trialRouter makes a router to ask about tables with.
+func (s *session) trialRouter() (*router.Router, error) {
+	o := s.r.o.Router
+	o.Types = (&typeCache{s: s}).lookup
+	return router.NewRouter(o, s.catalog)
+}
+
+// outboxTable describes an outbox table to those who work on its rows.
+func outboxTable(r *router.Router, rel *replication.Relation, after string) (outbox.Table, error) {
+	t := outbox.Table{OID: rel.OID, Schema: rel.Schema, Name: rel.Name, After: after}
+	columns, err := r.OutboxColumns(rel)
+	if err != nil {
+		return t, err
+	}
+	b, err := r.Backlog(rel, func(string) bool { return false })
+	if err != nil {
+		return t, err
+	}
+	t.EventID, t.Created = columns.EventID, columns.Created
+	t.Mark, t.Pending, t.Published = b.Mark, b.Pending, b.Published
+	return t, nil
+}
+
+// countPending counts what waits to be delivered, on its own and for as long as Run lasts,
+// so that it is known while Kafka cannot be reached. The function that it returns ends it.
+func (r *Relay) countPending(ctx context.Context) func() {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.pending.Run(ctx, r.primary, r.pendingTables, r.o.Logger.With().Str("component", "outbox").Logger())
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// pendingTables describes the tables whose rows are marked or deleted.
+func (r *Relay) pendingTables(ctx context.Context, conn *replication.Conn) ([]outbox.Table, error) {
+	s := session{r: r, conn: conn, catalog: router.NewCatalog(nil)} // to ask about tables with
+	tables, err := replication.Tables(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	var oids []uint32
+	for _, t := range tables {
+		if r.o.afterOf(t.String()) != outbox.Keep {
+			oids = append(oids, t.OID)
+		}
+	}
+	described, err := replication.Describe(ctx, conn, oids)
+	if err != nil {
+		return nil, err
+	}
+	trial, err := s.trialRouter()
+	if err != nil {
+		return nil, err
+	}
+	var out []outbox.Table
+	for _, oid := range oids {
+		rel := described[oid]
+		if rel == nil {
+			continue // dropped this moment
+		}
+		t, err := outboxTable(trial, rel, r.o.afterOf(rel.Schema+"."+rel.Name))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+// newAfter makes the loop's part in marks.
+func (s *session) newAfter(ctx context.Context, l *loop, cp checkpoint.Checkpoint) (*after, error) {
+	a, err := newAfter(l, s.targets, cp)
+	if err != nil {
+		return nil, err
+	}
+	a.marker = outbox.NewMarker(ctx, s.r.primary, s.log.With().Str("component", "outbox").Logger())
+	return a, nil
+}
+
+// close ends the marks of a session; what is not marked the next one finds.
+func (a *after) close() { a.marker.Close() }
+
+// crowded tells whether the batch in hand holds as many dead letters as a checkpoint has
+// room for, so that it has to leave.
+func (a *after) crowded() bool {
+	if len(a.dead) < maxAfterKept {
+		return false
+	}
+	at, _ := slices.BinarySearchFunc(a.dead, a.sealed, checkpoint.ChangeID.Compare)
+	return len(a.dead)-at >= maxAfterKept
+}

@@ -1,0 +1,40 @@
+package router
+
+import (
+	"errors"
+
+	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router/format"
+)
+
+// OutboxColumns are columns of an outbox table that work on its rows goes by.
+type OutboxColumns struct {
+	EventID string
+	// Created is a timestamp of when the row was written, as nearly as the table tells;
+	// empty where there is none.
+	Created string
+}
+
+// OutboxColumns finds them in an outbox table as it is now.
+func (r *Router) OutboxColumns(rel *replication.Relation) (OutboxColumns, error) {
+	p, err := r.newPlan(rel, false)
+	if err != nil {
+		return OutboxColumns{}, err
+	}
+	if p.outbox == nil {
+		return OutboxColumns{}, errors.New(p.label + " is no outbox table")
+	}
+	c := OutboxColumns{EventID: p.outbox.columnName(p.outbox.fields[fieldID])}
+	// created_at says when the row was written, the field perhaps when the event was.
+	for i, column := range rel.Columns {
+		if (column.Name == "created_at" || c.Created == "" && i == p.outbox.fields[fieldOccurred]) && isTimestamp(format.Builtin(column.TypeOID)) {
+			c.Created = column.Name
+		}
+	}
+	return c, nil
+}
+
+// LastIsDeadLetter tells whether the change routed last became a dead letter.
+func (b *Batch) LastIsDeadLetter() bool {
+	return len(b.records) > 0 && b.records[len(b.records)-1].dead
+}
