@@ -374,4 +374,3 @@ func judgeRows(exact bool) judge {
 		}
 	}
 }
-
