@@ -38,12 +38,13 @@ type records struct {
 	comparer  *comparison
 	entry     []byte
 	change    change
-	restarted bool // a snapshot has begun meanwhile
+	restarted bool // a snapshot has begun meanwhile, or a truncate may be one that is not seen
 }
 
 // passed is the last record of a partition.
 type passed struct {
 	order     order
+	highest   order
 	seen      bool
 	unsettled bool
 }
@@ -85,7 +86,10 @@ func (s *records) take(r *kgo.Record) error {
 		return nil
 	}
 	seen, uncertain := s.sees(r, &e, last)
-	*last = passed{order: c.order, seen: seen, unsettled: uncertain}
+	last.order, last.seen, last.unsettled = c.order, seen, uncertain
+	if c.order.comparePosition(last.highest) > 0 {
+		last.highest = c.order
+	}
 	if !seen {
 		return nil
 	}
@@ -94,6 +98,7 @@ func (s *records) take(r *kgo.Record) error {
 	}
 	s.report.Records++
 	if e.op == 't' {
+		s.restarted = s.restarted || uncertain
 		if t, ok := s.truncated[r.Partition]; !ok || c.order.compare(t) > 0 {
 			s.truncated[r.Partition] = c.order
 		}
@@ -109,7 +114,7 @@ func (s *records) take(r *kgo.Record) error {
 func (s *records) headers(r *kgo.Record, last *passed) {
 	c := &s.change
 	c.flags = flagUnplaced
-	c.order.commit, c.order.seq = last.order.commit, last.order.seq
+	c.order.commit, c.order.seq = last.highest.commit, last.highest.seq
 	for i := range r.Headers {
 		h := &r.Headers[i]
 		switch h.Key {

@@ -54,7 +54,7 @@ const (
 
 // attempts bounds how often a table is looked at where what was found may be of
 // transactions at the edge of the snapshot.
-const attempts = 3
+const attempts = 5
 
 // UsageError is a mistake in the flags, as against one in the state of database or Kafka.
 type UsageError struct{ Err error }
