@@ -72,8 +72,8 @@ func (c *compared) once(ctx context.Context) (err error) {
 		}
 	}
 	c.sample = sample{n: c.o.Sample}
-	c.rows = newSpill(c.o.TempDir, c.o.Memory/4, 0)
-	topic := newSpill(c.o.TempDir, c.o.Memory/4, 0)
+	c.rows = newSpill(c.o.TempDir, c.o.Memory/8, 0)
+	topic := newSpill(c.o.TempDir, c.o.Memory/8, 0)
 	defer func() {
 		if e := errors.Join(c.rows.close(), topic.close()); err == nil {
 			err = e
@@ -164,7 +164,7 @@ func (c *compared) open(ctx context.Context, chunk *snapshot.Chunk) (err error) 
 		return fmt.Errorf("plan the rows: %w", err)
 	}
 	k := &c.events.comparison
-	*k = comparison{seed: c.seed, dir: c.o.TempDir, budget: c.o.Memory / 2, threshold: ^uint64(0), report: &c.report, judge: judgeKey}
+	*k = comparison{seed: c.seed, dir: c.o.TempDir, budget: c.o.Memory / 4, threshold: ^uint64(0), report: &c.report, judge: judgeKey}
 	if c.table.Outbox {
 		k.judge = c.events.judge
 		return c.events.open(c)
