@@ -67,6 +67,10 @@ const idleInterval = 2 * time.Second
 // eventsPerLook is how many events are taken between two looks at everything else.
 const eventsPerLook = 256
 
+// eventsPerTxn is how many are taken, at most, to come to the end of a source transaction:
+// rows of a snapshot go out only there, and a stream that never pauses must not keep them.
+const eventsPerTxn = 16 * eventsPerLook
+
 // errPublicationsReady ends a session so that the next one names a publication whose
 // horizon the slot has reached.
 var errPublicationsReady = errors.New("another publication can be named now")
@@ -259,7 +263,7 @@ func (l *loop) finished() bool {
 // is there at the moment, or is to be taken: the stream stands still for the snapshot's
 // sake until paused, which is not zero then.
 func (l *loop) takeEvents(ctx context.Context) (drained bool, paused time.Time, err error) {
-	for range eventsPerLook {
+	for n := 0; n < eventsPerLook || l.inTxn && n < eventsPerTxn && l.merging.merger.Active(); n++ {
 		if l.stalled || l.stopping {
 			return false, paused, nil
 		}
@@ -322,7 +326,10 @@ func (l *loop) reached(lsn checkpoint.LSN) {
 
 func (l *loop) change(ctx context.Context, ev *replication.Event) error {
 	c := ev.Change
-	verdict := l.merging.passing(c) // what was delivered before the restart, too
+	verdict, err := l.merging.passing(c) // what was delivered before the restart, too
+	if err != nil {
+		return err
+	}
 	switch {
 	case c.Txn == nil:
 		if l.pos.HasMessage(c.LSN) {
@@ -539,7 +546,8 @@ func (l *loop) hear(n news) error {
 		// let us give: without us it ends at once.
 		return n.down
 	}
-	return l.merging.news(n)
+	l.merging.news(n)
+	return nil
 }
 
 // horizon takes a publication's horizon into the next checkpoint.

@@ -447,8 +447,11 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 	s.types = &typeCache{s: s}
 	ro := s.r.o.Router
 	ro.Database = s.facts.Database.Name
-	ro.Types = s.types.lookup
+	ro.Types, ro.TypesAt = s.types.lookup, s.types.current
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
+		return err
+	}
+	if err := s.guardColumns(ctx); err != nil {
 		return err
 	}
 	topics, err := s.claimTopics(s.router)

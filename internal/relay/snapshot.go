@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -57,6 +58,7 @@ type merging struct {
 	bytes      int       // of rows in the batch in hand
 	lastChange time.Time // when the stream last sent a change
 	more       bool      // rows may go out and did not fit
+	failed     error     // the catalog could not be asked about a table
 	report     progressReport
 
 	published []snapshot.Table // as last looked
@@ -76,12 +78,22 @@ const (
 )
 
 // passing hands a change of the stream to the merger and gives what becomes of it.
-func (g *merging) passing(c *replication.Change) snapshot.Verdict {
+func (g *merging) passing(c *replication.Change) (snapshot.Verdict, error) {
 	if c.Relation == nil {
-		return snapshot.Emit
+		return snapshot.Emit, nil
 	}
 	g.lastChange = g.l.now
-	return g.merger.Change(c)
+	verdict := g.merger.Change(c)
+	return verdict, g.failed
+}
+
+// discover is asked for a table that the stream sends and nobody knows.
+func (g *merging) discover(rel *replication.Relation) (snapshot.Table, checkpoint.TableProgress, bool) {
+	t, p, found, err := g.l.s.discover(rel)
+	if err != nil {
+		g.failed = fmt.Errorf("describe table %s, which is new: %w", t, err)
+	}
+	return t, p, found
 }
 
 // hold routes a change into its table's side batch.
@@ -94,8 +106,17 @@ func (g *merging) hold(ctx context.Context, c *replication.Change) error {
 		}
 		g.held[c.Relation.OID] = b
 	}
+	// While a source transaction is open the stream cannot wait for the rows. Read again
+	// from the beginning, the table has them contain the transaction.
+	if limit := heldFactor * g.l.s.r.o.Limits.Bytes; b.Bytes() > limit {
+		return fmt.Errorf("%w: a transaction changes more than %d bytes of table %s while its rows are being read; the table is read again behind it",
+			snapshot.ErrBroken, limit, g.merger.Label(c.Relation.OID))
+	}
 	return g.l.route(ctx, c, b)
 }
+
+// heldFactor times a batch is what is held of one table at most.
+const heldFactor = 8
 
 // paused tells whether no further source transaction is to be taken for the moment.
 func (g *merging) paused() (bool, time.Time) {
@@ -180,7 +201,7 @@ func (g *merging) emit(ctx context.Context) error {
 		}
 		c := replication.Change{
 			Op: replication.OpRead, Relation: row.Relation, New: row.Tuple,
-			Read: &replication.ReadPoint{CommitLSN: l.pos.CommitLSN, Time: row.Time},
+			Read: &replication.ReadPoint{CommitLSN: l.pos.CommitLSN, Time: row.Time, Xmin: row.Xmin},
 		}
 		if row.Truncate {
 			c.Op, c.New = replication.OpTruncate, nil
@@ -243,7 +264,7 @@ func (g *merging) due(drained bool) bool {
 	return false
 }
 
-// filling tells whether more rows are about to come into the batch in hand.
+// rowsComing tells whether more rows are about to come into the batch in hand.
 func (g *merging) rowsComing() bool { return g.more && g.bytes < g.share() }
 
 // checkpoint adds what the batch's checkpoint holds of the snapshot.
@@ -283,20 +304,19 @@ func (g *merging) wake() time.Duration {
 }
 
 // news takes what the monitor found.
-func (g *merging) news(n news) error {
+func (g *merging) news(n news) {
 	if !n.seen.IsZero() {
 		g.merger.Saw(n.seen)
 	}
 	if n.looked {
 		g.compare(n.tables)
 	}
-	for _, oid := range n.released {
-		g.merger.Release(oid)
-		g.merger.Note(oid)
+	for _, w := range n.released {
+		g.merger.Release(w)
+		g.merger.Note(w.OID)
 	}
 	g.requests.take(g, n)
 	g.shareWaiting()
-	return nil
 }
 
 // compare takes the published tables as the monitor found them: it adds those that are

@@ -3,47 +3,110 @@ package relay
 import (
 	"context"
 	"fmt"
+	"strconv"
 
+	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router/format"
 )
 
-// typeCache describes types that are not built in, asking the catalog once for each.
-// It belongs to the loop.
+// typeCache describes types that are not built in, asking the catalog once for each, and
+// for composite types again as the WAL goes on. It belongs to the loop.
 type typeCache struct {
 	s        *session
 	resolver format.Resolver
 	missing  map[uint32]bool // looked for in vain: dropped since
+	// asOf is up to where in the WAL the composite types are what they are here.
+	asOf checkpoint.LSN
 }
 
 func (c *typeCache) lookup(oid uint32) (*format.Type, error) {
 	if len(c.resolver.Missing([]uint32{oid})) > 0 && !c.missing[oid] {
-		if err := c.ask(oid); err != nil {
+		results, err := c.ask(format.TypesQueryFor([]uint32{oid}))
+		if err != nil {
+			return nil, fmt.Errorf("look up type %d: %w", oid, err)
+		}
+		rows, err := parseTypes(results[0])
+		if err != nil {
 			return nil, err
 		}
+		for _, row := range rows {
+			// What has come along and is known already is for current to replace, which
+			// tells that it did.
+			if len(c.resolver.Missing([]uint32{row.OID})) > 0 {
+				c.resolver.Add(row)
+			}
+		}
+		if len(rows) == 0 {
+			if c.missing == nil {
+				c.missing = map[uint32]bool{}
+			}
+			c.missing[oid] = true
+		}
+		c.asOf = 0 // not for these
+	}
+	if name, ok := c.s.stream.TypeName(oid); ok && c.missing[oid] {
+		c.resolver.Learn(oid, name.Schema, name.Name)
 	}
 	return c.resolver.Type(oid), nil
 }
 
-func (c *typeCache) ask(oid uint32) error {
+// current makes sure that the composite types are known as they were when lsn was
+// written, or as a later transaction has made them, which Type.Altered tells; changed
+// tells that types given before are out of date.
+//
+// An ALTER TYPE changes what the values of other tables look like, and the stream says
+// nothing of it. So the catalog is asked when a change is newer than the last answer. The
+// WAL's end is read before the catalog, so one answer holds for all that was written by
+// then: behind a busy database the stream asks once for many transactions.
+//
+// The commit record of an ALTER TYPE is in the WAL, and may be decoded, before the catalog
+// shows what it did; its lock is there until it does (format.AlteringQueryFor).
+func (c *typeCache) current(lsn checkpoint.LSN) (changed bool, err error) {
+	if lsn < c.asOf {
+		return false, nil
+	}
+	oids := c.resolver.Composites()
+	results, err := c.ask(replication.WALEndQuery, format.AlteringQueryFor(oids), format.TypesQueryFor(oids))
+	if err != nil {
+		return false, fmt.Errorf("read the composite types again: %w", err)
+	}
+	if len(results[0]) != 1 {
+		return false, fmt.Errorf("read the WAL's end: %d rows, want 1", len(results[0]))
+	}
+	end, err := checkpoint.ParseLSN(string(results[0][0][0]))
+	if err != nil {
+		return false, fmt.Errorf("read the WAL's end: %w", err)
+	}
+	rows, err := parseTypes(results[2])
+	if err != nil {
+		return false, err
+	}
+	for _, altering := range results[1] {
+		for i := range rows {
+			if strconv.FormatUint(uint64(rows[i].OID), 10) == string(altering[0]) {
+				rows[i].Altered = format.Altering
+			}
+		}
+	}
+	c.asOf = end
+	return c.resolver.Add(rows...), nil
+}
+
+func (c *typeCache) ask(queries ...string) ([][][][]byte, error) {
 	ctx, cancel := context.WithTimeout(c.s.r.base, lookupTimeout)
 	defer cancel()
-	rows, err := replication.TextRows(ctx, c.s.conn, format.TypesQueryFor([]uint32{oid}))
-	if err != nil {
-		return fmt.Errorf("look up type %d: %w", oid, err)
-	}
+	return replication.TextResults(ctx, c.s.conn, queries...)
+}
+
+func parseTypes(rows [][][]byte) ([]format.TypeRow, error) {
+	types := make([]format.TypeRow, 0, len(rows))
 	for _, values := range rows {
 		row, err := format.ParseTypeRow(values)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		c.resolver.Add(row)
+		types = append(types, row)
 	}
-	if len(rows) == 0 {
-		if c.missing == nil {
-			c.missing = map[uint32]bool{}
-		}
-		c.missing[oid] = true
-	}
-	return nil
+	return types, nil
 }
