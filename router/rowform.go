@@ -16,7 +16,7 @@ type RowForm struct {
 
 // RowForm makes the form of a table as rel describes it.
 func (r *Router) RowForm(rel *replication.Relation) (*RowForm, error) {
-	p, err := r.newPlan(rel)
+	p, err := r.newPlan(rel, true)
 	if err != nil {
 		return nil, err
 	}

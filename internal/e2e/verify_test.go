@@ -164,7 +164,7 @@ func verifyStep(ctx context.Context, conn *pgx.Conn, session, i int) error {
 	case 5:
 		sql = `INSERT INTO parted VALUES ($1, $1::int % 2, random()) ON CONFLICT (id, part) DO UPDATE SET v = excluded.v`
 	case 6:
-		sql = `UPDATE parted SET part = 10 + (random() * 1000000)::int WHERE id = $1::int - 1`
+		sql = `UPDATE parted SET part = 10 + (random() * 1000000)::int WHERE id = $1::int - 1 AND part < 10`
 	case 7:
 		sql = `INSERT INTO emptied VALUES ($1) ON CONFLICT DO NOTHING`
 	default:
@@ -186,6 +186,7 @@ func TestVerifyFindsNothingUnderLiveWrites(t *testing.T) {
 		"debezium": {"format.types": "debezium", "format.debezium.schemas-enable": true},
 		"marker":   {"format.toast": "marker"},
 		"bare":     {"format.envelope": false},
+		"masked":   {"source.columns": map[string]any{"public.t": map[string]any{"mask": map[string]any{"v": "sha256"}, "exclude": []string{"big"}}}},
 		"compact":  {"topics.config": map[string]any{"cleanup.policy": "compact"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -197,7 +198,11 @@ func TestVerifyFindsNothingUnderLiveWrites(t *testing.T) {
 			for _, table := range []string{"public.t", "public.Mixed Case", "public.parted", "public.emptied"} {
 				b.waitTable(p, table, allRows)
 			}
-			w := b.write(3, 2*time.Millisecond, verifyStep)
+			pause := 2 * time.Millisecond
+			if name == "bare" {
+				pause = 30 * time.Millisecond // its records do not tell their transaction, so that hot keys stay in doubt
+			}
+			w := b.write(3, pause, verifyStep)
 			for range 2 {
 				b.sound(p)
 			}

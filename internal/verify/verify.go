@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -164,6 +165,9 @@ func (v *run) prepare(ctx context.Context, catalog *router.Catalog) error {
 	if v.router, err = router.NewRouter(v.o.Router, catalog); err != nil {
 		return err
 	}
+	if err := v.guard(ctx); err != nil {
+		return err
+	}
 	v.names = []string{v.o.Publications.Publication}
 	if !v.o.Existing {
 		v.names = append(v.names, v.names[0]+replication.InsertSuffix)
@@ -182,6 +186,28 @@ func (v *run) prepare(ctx context.Context, catalog *router.Catalog) error {
 		v.tables = append(v.tables, t)
 	}
 	return nil
+}
+
+// guard tells the router the tables that have hidden columns, as they are now.
+func (v *run) guard(ctx context.Context) error {
+	if len(v.o.Router.Columns) == 0 {
+		return nil
+	}
+	tables, err := replication.Tables(ctx, v.conn)
+	if err != nil {
+		return err
+	}
+	var oids []uint32
+	for _, t := range tables {
+		if _, hidden := v.o.Router.Columns[t.String()]; hidden {
+			oids = append(oids, t.OID)
+		}
+	}
+	described, err := replication.Describe(ctx, v.conn, oids)
+	if err != nil {
+		return err
+	}
+	return v.router.Guard(slices.Collect(maps.Values(described))...)
 }
 
 // kafkaTimeout bounds the first contact with Kafka, as at a connector's start.
