@@ -347,7 +347,7 @@ SELECT DISTINCT ON (a.attname) a.attname::text, (a.attmissingval::text::text[])[
 func (c *compared) notes() {
 	r := &c.report
 	note := func(format string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(format, args...)) }
-	if c.never && c.table.Outbox == false && r.Missing+r.Differing > 0 {
+	if c.never && !c.table.Outbox && r.Missing+r.Differing > 0 {
 		note("no snapshot has read this table (snapshot.mode, snapshot.exclude): rows from before the connector's first start are not in the topic; walrelay snapshot reads them")
 	}
 	if c.deleted {

@@ -16,10 +16,6 @@ import (
 // bed compares records and rows that a test gives.
 type bed struct {
 	t      *testing.T
-	limit  int64
-	mvcc   string
-	format Format
-	judge  judge
 	c      *comparison
 	s      *records
 	topic  *spill
@@ -29,7 +25,7 @@ type bed struct {
 
 func newBed(t *testing.T, limit int64) *bed {
 	t.Helper()
-	b := &bed{t: t, limit: limit}
+	b := &bed{t: t}
 	seed := maphash.MakeSeed()
 	mvcc, err := snapshot.ParseMVCC("100:200:150")
 	if err != nil {
@@ -71,7 +67,7 @@ func (b *bed) record(position, key, value string, headers ...kgo.RecordHeader) {
 	}
 }
 
-// change is the value of a change of transaction xid.
+// value is that of a change of transaction xid.
 func value(op, after string, xid int) string {
 	source := `{"schema":"public","table":"t","tx_id":` + fmt.Sprint(xid) + `}`
 	if op == "r" {
