@@ -142,6 +142,7 @@ CREATE TABLE parted (id int, part int, v numeric, PRIMARY KEY (id, part)) PARTIT
 CREATE TABLE parted_0 PARTITION OF parted FOR VALUES IN (0);
 CREATE TABLE parted_1 PARTITION OF parted DEFAULT;
 INSERT INTO parted SELECT i, i % 2, i / 3.0 FROM generate_series(1, 100) i;
+CREATE SEQUENCE moves;
 CREATE TABLE emptied (id int PRIMARY KEY);
 INSERT INTO emptied SELECT generate_series(1, 20)`
 
@@ -164,7 +165,7 @@ func verifyStep(ctx context.Context, conn *pgx.Conn, session, i int) error {
 	case 5:
 		sql = `INSERT INTO parted VALUES ($1, $1::int % 2, random()) ON CONFLICT (id, part) DO UPDATE SET v = excluded.v`
 	case 6:
-		sql = `UPDATE parted SET part = 10 + (random() * 1000000)::int WHERE id = $1::int - 1 AND part < 10`
+		sql = `UPDATE parted SET part = 10 + nextval('moves')::int WHERE id = $1::int - 1 AND part < 10`
 	case 7:
 		sql = `INSERT INTO emptied VALUES ($1) ON CONFLICT DO NOTHING`
 	default:
