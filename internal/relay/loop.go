@@ -50,6 +50,7 @@ type loop struct {
 	stopping  bool
 	horizons  <-chan checkpoint.Publication
 	news      <-chan news
+	lost      <-chan error // the primary, where that is not the source
 	publish   []checkpoint.Publication
 	published bool // publish changed and is not in a checkpoint yet
 }
@@ -210,6 +211,8 @@ func (l *loop) wait(block bool, ready <-chan struct{}, wake <-chan time.Time, st
 			return l.horizon(p)
 		case n := <-l.news:
 			return l.hear(n)
+		case err := <-l.lost:
+			return err
 		case <-*stop:
 			l.stop(stop, budget)
 		default:
@@ -225,6 +228,8 @@ func (l *loop) wait(block bool, ready <-chan struct{}, wake <-chan time.Time, st
 		return l.horizon(p)
 	case n := <-l.news:
 		return l.hear(n)
+	case err := <-l.lost:
+		return err
 	case c := <-l.merging.readers.Chunks():
 		l.now = time.Now()
 		return l.merging.arrived(c)
@@ -427,7 +432,7 @@ func (l *loop) advance(ends bool) {
 
 // maybeDeliver starts the delivery of the batch in hand if it is time to.
 func (l *loop) maybeDeliver(drained bool) {
-	if !l.filling.Moved() && !l.published && !l.merging.merger.Moving() && !l.merging.requests.moving || !l.due(drained) {
+	if !l.filling.Moved() && !l.published && !l.merging.moving() || !l.due(drained) {
 		return
 	}
 	b := l.filling

@@ -29,6 +29,7 @@ type monitor struct {
 	// primary is where tables are read; the same as conn unless that is a standby.
 	primary *replication.Conn
 	bounds  map[snapshot.Wait]checkpoint.XID
+	listed  []snapshot.Table // as last looked
 	// saidWaiting tells that the transactions that tables wait for were said.
 	saidWaiting bool
 	said        string // the problem said last

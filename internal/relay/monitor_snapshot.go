@@ -17,6 +17,7 @@ type news struct {
 	seen     snapshot.MVCC    // the primary's current one; zero for none
 	tables   []snapshot.Table // all that are published, if looked
 	looked   bool
+	trees    []treeNews      // what changed in the partitions of tables
 	released []snapshot.Wait // that are over
 	requests []checkpoint.Request
 	from     int64 // the offset from which requests were read
@@ -62,6 +63,11 @@ func (m *monitor) snapshots(ctx context.Context, catalog bool) error {
 			m.bounds[w] = bound
 			continue
 		}
+		// A table that the stream brought is not read before its partitions were looked at:
+		// one that is attached later has to be noticed.
+		if listed := func(t snapshot.Table) bool { return t.OID == w.OID }; n.seen.Xmin >= bound && !slices.ContainsFunc(m.listed, listed) {
+			continue
+		}
 		if n.seen.Xmin >= bound {
 			n.released = append(n.released, w)
 			continue
@@ -75,6 +81,13 @@ func (m *monitor) snapshots(ctx context.Context, catalog bool) error {
 	}
 	if len(waiting) == 0 && m.saidWaiting {
 		m.sayWaiting(nil)
+	}
+	if catalog {
+		// At the end: what it has found once it finds no more, so that it has to be told.
+		if n.trees, err = m.s.watch.look(ctx, m.conn, m.s.named, n.tables); err != nil {
+			return err
+		}
+		m.listed = n.tables
 	}
 	m.tell(ctx, n)
 	return nil
@@ -95,16 +108,15 @@ func (m *monitor) sayWaiting(running []replication.RunningTransaction) {
 
 // primaryConn gives the connection to where tables are read.
 func (m *monitor) primaryConn(ctx context.Context) (*replication.Conn, error) {
-	if m.s.r.o.Snapshot.PrimaryDSN == "" {
+	if m.s.primary == nil {
 		return m.conn, nil
 	}
 	if m.primary == nil {
 		var err error
-		if m.primary, err = m.s.r.primary(ctx); err != nil {
-			return nil, err
-		}
+		m.primary, err = m.s.primary.connect(ctx)
+		return m.primary, err
 	}
-	return m.primary, nil
+	return m.primary, m.s.primary.alive(ctx)
 }
 
 // watchRequests reads who asks for tables to be read again, on its own: a Kafka that

@@ -43,6 +43,8 @@ type session struct {
 	keys    map[uint32][]string
 	types   *typeCache
 	waits   waits
+	primary *primary // nil where tables are read at the stream's source
+	watch   *treeWatch
 	// slotSnapshot is the MVCC snapshot at the creation of the slot, in this session.
 	slotSnapshot string
 	// before are the tables that were published before that.
@@ -489,8 +491,14 @@ func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 	if l.merging, err = s.newMerging(ctx, l, cp); err != nil {
 		return err
 	}
+	connect := s.r.connect
+	if s.r.o.Snapshot.PrimaryDSN != "" {
+		s.primary = newPrimary(s.r.primary)
+		connect, l.lost = s.primary.connect, s.primary.lost
+		defer s.primary.close(context.WithoutCancel(ctx))
+	}
 	l.merging.readers = snapshot.NewReaders(ctx, snapshot.ReaderOptions{
-		Connect: s.r.primary, N: s.r.o.Snapshot.Readers, Publications: s.named, Logger: s.log.With().Str("component", "snapshot").Logger(),
+		Connect: connect, N: s.r.o.Snapshot.Readers, Publications: s.named, Logger: s.log.With().Str("component", "snapshot").Logger(),
 	})
 	defer l.merging.readers.Close()
 	if !l.merging.merger.Active() {

@@ -47,6 +47,7 @@ type merging struct {
 
 	slotSnapshot string // for the checkpoint; empty once it is of no use
 	requests     requests
+	partitions   partitions
 
 	// sealed is how far the batch on its way may be confirmed, and free how far the
 	// committed position may: what the memory of a restart needs has to be sent again.
@@ -83,6 +84,9 @@ func (g *merging) passing(c *replication.Change) (snapshot.Verdict, error) {
 		return snapshot.Emit, nil
 	}
 	g.lastChange = g.l.now
+	if c.Op == replication.OpTruncate {
+		g.partitions.truncated(g, c)
+	}
 	verdict := g.merger.Change(c)
 	return verdict, g.failed
 }
@@ -205,6 +209,7 @@ func (g *merging) emit(ctx context.Context) error {
 		}
 		if row.Truncate {
 			c.Op, c.New = replication.OpTruncate, nil
+			l.s.r.clearPartitions(row.Table)
 		}
 		if err := l.route(ctx, &c, l.filling); err != nil {
 			return err
@@ -259,7 +264,7 @@ func (g *merging) due(drained bool) bool {
 	case g.bytes >= g.share():
 		return true
 	case !g.l.filling.Ready():
-		return drained && (g.merger.Moving() || g.requests.moving)
+		return drained && g.moving()
 	}
 	return false
 }
@@ -275,6 +280,7 @@ func (g *merging) checkpoint(cp *checkpoint.Checkpoint) {
 	cp.Tables = g.merger.Progress()
 	cp.SlotSnapshot = g.slotSnapshot
 	g.requests.checkpoint(cp)
+	g.partitions.checkpoint(cp)
 	g.bytes = 0
 	// Taken with the progress: what a table needs no more once it is done, a restart needs
 	// that does not find it done.
@@ -289,7 +295,12 @@ func (g *merging) delivered() { g.free = max(g.free, g.sealed) }
 
 // finished tells whether every table is read, and a checkpoint holds that.
 func (g *merging) finished() bool {
-	return !g.merger.Active() && !g.merger.Moving() && !g.requests.moving && len(g.requests.queue) == 0
+	return !g.merger.Active() && !g.moving() && len(g.requests.queue) == 0 && g.partitions.finished()
+}
+
+// moving tells whether something changed that no checkpoint holds yet.
+func (g *merging) moving() bool {
+	return g.merger.Moving() || g.requests.moving || len(g.partitions.changed) > 0
 }
 
 // wake is when something may have to be done though nothing arrives; 0 for never.
@@ -316,6 +327,7 @@ func (g *merging) news(n news) {
 		g.merger.Note(w.OID)
 	}
 	g.requests.take(g, n)
+	g.partitions.take(g, n.trees)
 	g.shareWaiting()
 }
 
@@ -345,6 +357,7 @@ func (g *merging) compare(tables []snapshot.Table) {
 		if g.missing[oid] {
 			g.l.s.log.Info().Str("table", g.merger.Label(oid)).Msg("table is not published any more")
 			g.merger.Remove(oid)
+			g.partitions.remove(g, oid)
 			delete(missing, oid)
 		}
 	}

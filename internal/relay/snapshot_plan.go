@@ -77,7 +77,7 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 	if err != nil {
 		return nil, err
 	}
-	g := &merging{l: l, slotSnapshot: cp.SlotSnapshot, published: tables}
+	g := &merging{l: l, slotSnapshot: cp.SlotSnapshot, published: tables, partitions: newPartitions(cp.Trees)}
 	o := snapshot.Options{ChunkRows: s.r.o.Snapshot.Rows, ChunkBytes: s.r.o.Snapshot.Bytes, Readers: s.r.o.Snapshot.Readers, Discover: g.discover,
 		Delivered: cp.Position, Flushed: s.facts.Database.InRecovery}
 	if cp.SlotSnapshot != "" {
@@ -111,6 +111,11 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 				p, known = checkpoint.TableProgress{Table: t.String(), State: checkpoint.TableDone}, false
 			}
 		}
+		if parts := attachedTo(p.Request); parts != nil && p.State != checkpoint.TableDone {
+			if t, err = s.inParts(ctx, t, parts); err != nil {
+				return nil, err
+			}
+		}
 		g.merger.Add(t, p)
 		if !known {
 			g.merger.Note(t.OID)
@@ -125,14 +130,31 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 			}
 		}
 	}
-	// Those that are there already belong to what a run until caught up has to do.
+	for root := range cp.Trees {
+		if !slices.ContainsFunc(all, func(t snapshot.Table) bool { return t.OID == root }) {
+			g.partitions.remove(g, root)
+		}
+	}
+	// What is there already belongs to what a run until caught up has to do.
 	n := news{from: cp.Requests}
+	s.watch = newTreeWatch(g.partitions.known)
+	if n.trees, err = s.watch.look(ctx, s.conn, s.named, tables); err != nil {
+		return nil, err
+	}
 	if n.requests, n.next, err = s.store.Requests(ctx, cp.Requests); err != nil {
 		return nil, onKafka(err)
 	}
 	g.requests.take(g, n)
+	g.partitions.take(g, n.trees)
 	g.shareWaiting()
 	return g, nil
+}
+
+// inParts says how single partitions of a table are read.
+func (s *session) inParts(ctx context.Context, t snapshot.Table, parts []uint32) (snapshot.Table, error) {
+	bounds, err := replication.ReadPartBounds(ctx, s.conn, parts)
+	t.Where, t.Estimate = bounded(parts, func(oid uint32) string { return bounds[oid].Condition }), -1
+	return t, err
 }
 
 // backlogOf says how an outbox table's rows are read. Without a Key it has none to read.
