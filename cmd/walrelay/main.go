@@ -87,6 +87,7 @@ func newRootCommand(a *app) *cobra.Command {
 		newRunCommand(a),
 		newSnapshotCommand(a),
 		newOutboxCommand(a),
+		newVerifyCommand(a),
 		newDemoCommand(),
 		newConfigCommand(a),
 		newVersionCommand(),
