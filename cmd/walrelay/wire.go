@@ -113,6 +113,9 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 			PrimaryDSN: c.Source.PrimaryDSN.Reveal(),
 			Outbox:     backlogs,
 		},
+		Anchor: relay.AnchorOptions{
+			WAL: int64(c.Replay.RetainWAL), Time: c.Replay.RetainTime.Std(), MaxRetained: int64(c.Source.MaxRetainedWAL),
+		},
 		MessagePrefixes: c.Source.Messages,
 		Limits:          batchLimits(c.Batch),
 		Buffer:          readAhead(c.Batch),

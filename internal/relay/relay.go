@@ -33,6 +33,7 @@ type Options struct {
 	Checkpoint ckafka.Options
 	Router     router.Options
 	Snapshot   SnapshotOptions
+	Anchor     AnchorOptions
 	// MessagePrefixes are the globs of captured messages; with none the message topic
 	// is not created.
 	MessagePrefixes []string
@@ -78,6 +79,7 @@ type Relay struct {
 	routerMetrics *router.Metrics
 	metrics       *metrics
 
+	anchor   *anchor
 	target   checkpoint.LSN // until-caught-up; set once, by the first session
 	tookOver bool
 
@@ -99,7 +101,7 @@ func New(o Options) *Relay {
 	if primary == "" {
 		primary = o.DSN
 	}
-	return &Relay{
+	r := &Relay{
 		o:             o,
 		connect:       replication.NewConnector(o.DSN, o.AppName, o.ConnOptions...),
 		primary:       replication.NewConnector(primary, o.AppName, o.ConnOptions...),
@@ -107,6 +109,8 @@ func New(o Options) *Relay {
 		metrics:       newMetrics(o.Registerer),
 		status:        Status{Phase: PhaseStarting, Since: time.Now()},
 	}
+	r.anchor = newAnchor(r)
+	return r
 }
 
 // Run relays until ctx ends, which is the signal to stop: then the batch in hand is

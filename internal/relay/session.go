@@ -511,9 +511,15 @@ func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 		defer close(asked)
 		s.watchRequests(ctx, l.merging.requests.next, m.news)
 	}()
+	anchored := make(chan struct{})
+	go func() {
+		defer close(anchored)
+		s.r.anchor.run(ctx, s.named)
+	}()
 	err = l.run(ctx)
 	cancel()
 	<-finished
+	<-anchored
 	<-asked
 	if replication.DecodingFailed(err) && !replication.PublicationTooYoung(err) {
 		return &replication.DecodingError{Slot: s.r.o.Slot, Confirmed: s.stream.Confirmed(), Err: err}
