@@ -70,6 +70,9 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 			var err error
 			p.topicName = strings.ToValidUTF8(p.label, "_") // for metrics only
 			p.outbox, err = compileOutbox(rel, o, r.o.Prefix, r.validTopic)
+			if err == nil && r.o.TopicPrefix != "" {
+				err = p.outbox.moveTopics(o, r.o.TopicPrefix)
+			}
 			return p, err
 		}
 	}

@@ -230,6 +230,25 @@ func (p *outboxPlan) compileTemplates(o *OutboxOptions, prefix string) error {
 	return nil
 }
 
+// moveTopics puts prefix in the place of {prefix} in the events' topics, and in front of
+// them where the template has none.
+func (p *outboxPlan) moveTopics(o *OutboxOptions, prefix string) error {
+	with, err := compileRowTemplate(o.Topic, p.scope(prefix))
+	if err != nil {
+		return fmt.Errorf("topic: %w", err)
+	}
+	without, err := compileRowTemplate(o.Topic, p.scope(""))
+	if err != nil {
+		return fmt.Errorf("topic: %w", err)
+	}
+	if !slices.EqualFunc(with.parts, without.parts, func(a, b templatePart) bool { return a.literal == b.literal }) {
+		p.topic = with
+		return nil
+	}
+	p.topic = &rowTemplate{source: p.topic.source, parts: slices.Insert(slices.Clone(p.topic.parts), 0, templatePart{literal: prefix + ".", column: -1})}
+	return nil
+}
+
 // scope gives the names that templates may use. A column goes before a field of
 // the same name: the template's writer sees the table.
 func (p *outboxPlan) scope(prefix string) templateScope {

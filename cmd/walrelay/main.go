@@ -86,6 +86,7 @@ func newRootCommand(a *app) *cobra.Command {
 	root.AddCommand(
 		newRunCommand(a),
 		newSnapshotCommand(a),
+		newReplayCommand(a),
 		newDemoCommand(),
 		newConfigCommand(a),
 		newVersionCommand(),

@@ -245,7 +245,7 @@ func (a *anchor) first(ctx context.Context, lsn, live checkpoint.LSN, now time.T
 		return anchorMark{}, err
 	}
 	t, err := replication.FirstCommit(ctx, cfg, a.name, replication.StreamOptions{
-		Slot: replication.ReplaySlot(a.r.o.Slot, "looksback"[:8]), Publications: a.named, From: lsn,
+		Slot: replication.ReplaySlot(a.r.o.Slot, "lookback"), Publications: a.named, From: lsn,
 	}, live)
 	switch {
 	case errors.Is(err, replication.ErrNoCommit):

@@ -14,6 +14,7 @@ import (
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
+	"github.com/walrelay/walrelay/router/format"
 	"github.com/walrelay/walrelay/snapshot"
 )
 
@@ -41,7 +42,6 @@ type session struct {
 	target  checkpoint.LSN // until-caught-up: the end; 0 without
 	named   []string       // publications that START_REPLICATION names
 	keys    map[uint32][]string
-	types   *typeCache
 	waits   waits
 	// slotSnapshot is the MVCC snapshot at the creation of the slot, in this session.
 	slotSnapshot string
@@ -444,10 +444,14 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	s.types = &typeCache{s: s}
+	types := &format.Cache{Query: func(sql string) ([][][]byte, error) {
+		ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
+		defer cancel()
+		return replication.TextRows(ctx, s.conn, sql)
+	}}
 	ro := s.r.o.Router
 	ro.Database = s.facts.Database.Name
-	ro.Types = s.types.lookup
+	ro.Types = types.Lookup
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
 		return err
 	}
