@@ -87,6 +87,8 @@ func newRootCommand(a *app) *cobra.Command {
 		newRunCommand(a),
 		newSnapshotCommand(a),
 		newReplayCommand(a),
+		newCheckpointCommand(a),
+		newSlotCommand(a),
 		newDemoCommand(),
 		newConfigCommand(a),
 		newVersionCommand(),

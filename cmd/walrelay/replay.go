@@ -195,7 +195,7 @@ func (a *app) replayOptions(c config.Config, f replayFlags) (replay.Options, err
 		id = replay.NewID(time.Now())
 	}
 	o := replay.Options{
-		DSN: live.DSN, AppName: live.AppName + "_replay", ConnOptions: live.ConnOptions, Slot: live.Slot,
+		DSN: live.DSN, AppName: live.AppName + "_replay", ConnOptions: live.ConnOptions, Slot: live.Slot, Publication: c.Source.Publication,
 		Kafka: live.Kafka, Topics: live.Topics, Producer: live.Producer, Live: live.Checkpoint, Own: live.Checkpoint,
 		Router: live.Router, LivePrefix: c.Topics.Prefix, Prefix: f.prefix, InPlace: f.inPlace,
 		Limits: live.Limits, Buffer: live.Buffer, ID: id, Resume: f.resume != "", DryRun: f.dryRun, Logger: log,

@@ -22,6 +22,7 @@ type Options struct {
 	AppName     string
 	ConnOptions []replication.ConnOption
 	Slot        string // the connector's; the anchor is named after it
+	Publication string // the connector's, where no checkpoint tells
 
 	Kafka    router.ClientOptions
 	Topics   router.TopicSpec
