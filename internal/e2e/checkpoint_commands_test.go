@@ -116,9 +116,8 @@ func TestAReplayThatIsKilledGoesOnWhereItWas(t *testing.T) {
 	live := c.kafka.WaitCommitted(t, c.name+".public.t", 1250)
 	before := c.lsn("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
 	for _, n := range []int{4, 11} {
-		t.Setenv(killpoint.Env, killpoint.Spec(killpoint.FirstProduced, n))
-		code, _, stderr := c.command("replay", "--from-lsn", begin.String(), "--table", "public.t")
-		t.Setenv(killpoint.Env, "")
+		env := killpoint.Env + "=" + killpoint.Spec(killpoint.FirstProduced, n)
+		code, _, stderr := c.commandWith([]string{env}, "replay", "--from-lsn", begin.String(), "--table", "public.t")
 		if code != -1 {
 			t.Fatalf("the replay ended with exit code %d instead of killing itself: %s", code, stderr)
 		}

@@ -16,8 +16,14 @@ import (
 	"github.com/walrelay/walrelay/internal/replay"
 )
 
-// replayCommand runs a command with the case's configuration and gives its exit code.
+// command runs a command with the case's configuration and gives its exit code.
 func (c *caseRun) command(args ...string) (code int, stdout, stderr string) {
+	c.t.Helper()
+	return c.commandWith(nil, args...)
+}
+
+// commandWith is command with variables in the form NAME=value.
+func (c *caseRun) commandWith(env []string, args ...string) (code int, stdout, stderr string) {
 	c.t.Helper()
 	text, err := yaml.Marshal(c.config)
 	if err != nil {
@@ -27,7 +33,7 @@ func (c *caseRun) command(args ...string) (code int, stdout, stderr string) {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		c.t.Fatal(err)
 	}
-	p := harness.StartProgram(c.t, harness.Binary(c.t), nil, append(args, "-c", file)...)
+	p := harness.StartProgram(c.t, "env", nil, slices.Concat(env, []string{harness.Binary(c.t)}, args, []string{"-c", file})...)
 	code = p.Wait(2 * harness.DefaultTimeout)
 	return code, p.Stdout(), p.Stderr()
 }
