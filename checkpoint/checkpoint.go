@@ -16,6 +16,10 @@ type Checkpoint struct {
 	// whole. A TableProgress without a State takes the table out. The Log copies what it
 	// keeps, but for single keys and Requests, which nobody alters.
 	Tables map[uint32]TableProgress
+	// Trees are the partitions of each partitioned table that is captured through its root,
+	// by its OID. Load gives all of them; what is delivered carries only those that changed,
+	// nil for one that is no more, and the Log keeps the whole. A Tree is never altered.
+	Trees map[uint32]Tree
 	// SlotSnapshot is the MVCC snapshot at the slot's creation, as pg_current_snapshot()
 	// writes it: transactions that it does not see are in the stream. Empty where it is
 	// not known, or no longer of use.

@@ -33,12 +33,12 @@ const StateBeside int64 = -1
 // drop when it writes its own record, without harm. The major rises otherwise, and
 // a release refuses majors that it does not know. See FORMAT.md.
 const (
-	formatVersion = "1.1"
+	formatVersion = "1.2"
 	formatMajor   = 1
 )
 
 // EncodePosition appends the position record of c to dst, without allocating when
-// dst has room. c.Partitions and c.Tables are not part of it: they stand in the state
+// dst has room. c.Partitions, c.Tables and c.Trees are not part of it: they stand in the state
 // record at offset stateOffset of the checkpoint topic (or StateBeside), and delta (nil:
 // nothing) holds what has changed since. Output is deterministic.
 //
@@ -54,6 +54,7 @@ const (
 //	| state         | integer         | offset of the state record, -1 for the one beside it |
 //	| delta         | object, absent  | {"topic":partitions} set since that state record     |
 //	| tables        | object, absent  | {"oid":progress or null} set since that state record |
+//	| trees         | object, absent  | {"oid":partitions or null} set since that record     |
 //	| slot_snapshot | string, absent  | Checkpoint.SlotSnapshot                              |
 //	| requests      | integer, absent | Checkpoint.Requests                                  |
 func EncodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) []byte {
@@ -108,6 +109,10 @@ func encodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) 
 		dst = append(dst, `,"tables":`...)
 		dst = appendTables(dst, delta.Tables)
 	}
+	if delta != nil && len(delta.Trees) > 0 {
+		dst = append(dst, `,"trees":`...)
+		dst = appendTrees(dst, delta.Trees)
+	}
 	deltaBytes = len(dst) - before
 	if c.SlotSnapshot != "" {
 		dst = append(dst, `,"slot_snapshot":`...)
@@ -127,21 +132,26 @@ func encodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) 
 //	| version    | "major.minor"  | of the format                           |
 //	| partitions | object         | {"topic":partitions}, every known topic |
 //	| tables     | object, absent | {"oid":progress}, every known table     |
+//	| trees      | object, absent | {"oid":partitions}, every known tree    |
 func EncodeState(dst []byte, c *Checkpoint) []byte {
 	tables := make(map[uint32]*TableDelta, len(c.Tables))
 	for oid, p := range c.Tables {
 		tables[oid] = &TableDelta{TableProgress: p}
 	}
-	return encodeState(dst, c.Partitions, tables)
+	return encodeState(dst, c.Partitions, tables, c.Trees)
 }
 
 // encodeState takes tables whose Again is whole.
-func encodeState(dst []byte, partitions map[string]int32, tables map[uint32]*TableDelta) []byte {
+func encodeState(dst []byte, partitions map[string]int32, tables map[uint32]*TableDelta, trees map[uint32]Tree) []byte {
 	dst = append(dst, `{"version":"`+formatVersion+`","partitions":`...)
 	dst = appendCounts(dst, partitions)
 	if len(tables) > 0 {
 		dst = append(dst, `,"tables":`...)
 		dst = appendTables(dst, tables)
+	}
+	if len(trees) > 0 {
+		dst = append(dst, `,"trees":`...)
+		dst = appendTrees(dst, trees)
 	}
 	return append(dst, '}')
 }
@@ -200,6 +210,7 @@ type positionRecord struct {
 	State        *int64                  `json:"state"`
 	Delta        map[string]*int32       `json:"delta"`
 	Tables       map[string]*tableRecord `json:"tables"`
+	Trees        treeRecords             `json:"trees"`
 	SlotSnapshot string                  `json:"slot_snapshot"`
 	Requests     int64                   `json:"requests"`
 }
@@ -223,10 +234,11 @@ type publication struct {
 type stateRecord struct {
 	Partitions map[string]*int32       `json:"partitions"`
 	Tables     map[string]*tableRecord `json:"tables"`
+	Trees      treeRecords             `json:"trees"`
 }
 
 // DecodePosition reads what EncodePosition wrote. The checkpoint that it returns
-// has no Partitions and no Tables: decode the state record at stateOffset into it with
+// has no Partitions, Tables and Trees: decode the state record at stateOffset into it with
 // DecodeState and set delta on top with Apply. A record of a newer major version
 // is a *VersionError.
 func DecodePosition(data []byte) (c Checkpoint, stateOffset int64, delta Delta, err error) {
@@ -269,12 +281,15 @@ func (r *positionRecord) checkpoint() (c Checkpoint, delta Delta, err error) {
 	if delta.Partitions, err = counts(r.Delta); err != nil {
 		return c, delta, err
 	}
-	delta.Tables, err = tablesOf(r.Tables, true)
+	if delta.Tables, err = tablesOf(r.Tables, true); err != nil {
+		return c, delta, err
+	}
+	delta.Trees, err = r.Trees.trees(true)
 	return c, delta, err
 }
 
-// DecodeState reads what EncodeState wrote into c, replacing c.Partitions and c.Tables
-// and leaving the rest alone. A record of a newer major version is a *VersionError;
+// DecodeState reads what EncodeState wrote into c, replacing c.Partitions, c.Tables and
+// c.Trees and leaving the rest alone. A record of a newer major version is a *VersionError;
 // after an error c is as it was.
 func DecodeState(data []byte, c *Checkpoint) error {
 	var r stateRecord
@@ -292,6 +307,10 @@ func DecodeState(data []byte, c *Checkpoint) error {
 	if err != nil {
 		return damaged(KeyState, err)
 	}
+	trees, err := r.Trees.trees(false)
+	if err != nil {
+		return damaged(KeyState, err)
+	}
 	var tables map[uint32]TableProgress
 	if len(list) > 0 {
 		tables = make(map[uint32]TableProgress, len(list))
@@ -302,7 +321,7 @@ func DecodeState(data []byte, c *Checkpoint) error {
 		}
 		tables[oid] = t.TableProgress
 	}
-	c.Partitions, c.Tables = p, tables
+	c.Partitions, c.Tables, c.Trees = p, tables, trees
 	return nil
 }
 

@@ -45,7 +45,16 @@ func full() (Checkpoint, int64, *Delta) {
 				9:          nil,
 				4294967295: {TableProgress: TableProgress{Table: "public.\xe9", State: TableWaiting, Beside: true, Whole: true}},
 			},
+			Trees: fullTrees(),
 		}
+}
+
+func fullTrees() map[uint32]Tree {
+	return map[uint32]Tree{
+		16500: {16501: {Name: "public.p_a", Link: 735, File: 16399}, 16502: {Name: "public.\xe9", Link: 4294967295}, 9: {Name: "s.p_b", File: 1, Space: 1663, Truncated: 4294967295}},
+		16510: {},
+		17:    nil,
+	}
 }
 
 func fullRequest() *Request {
@@ -82,6 +91,7 @@ func TestStateRecordGolden(t *testing.T) {
 	c := Checkpoint{
 		Partitions: map[string]int32{"shop.public.orders": 6, "shop.public.customers": 12},
 		Tables:     map[uint32]TableProgress{16384: delta.Tables[16384].TableProgress, 16390: {Table: "public.customers", State: TableDone, Rows: 3}},
+		Trees:      map[uint32]Tree{16500: fullTrees()[16500]},
 	}
 	golden(t, "state.json", EncodeState(nil, &c))
 	var got Checkpoint
@@ -96,9 +106,18 @@ func TestStateRecordGolden(t *testing.T) {
 	}
 }
 
-// What the release before this one wrote.
-func TestPreviousFormatIsRead(t *testing.T) {
-	c, at, delta, err := DecodePosition(read(t, "position-1.0.json"))
+// What the releases before this one wrote.
+func TestPreviousFormatsAreRead(t *testing.T) {
+	want, wantAt, wantDelta := full()
+	wantDelta.Trees = nil
+	c, at, delta, err := DecodePosition(read(t, "position-1.1.json"))
+	if d := cmp.Diff(want, c) + cmp.Diff(wantDelta, &delta); d != "" || at != wantAt || err != nil {
+		t.Error(d, at, err)
+	}
+	if err := DecodeState(read(t, "state-1.1.json"), &c); err != nil || c.Tables[16390].Rows != 3 || c.Trees != nil {
+		t.Error(c, err)
+	}
+	c, at, delta, err = DecodePosition(read(t, "position-1.0.json"))
 	if err != nil || at != 41822 || delta.Partitions["shop.public.orders"] != 8 || delta.Tables != nil || c.Requests != 0 || c.SlotSnapshot != "" {
 		t.Error(c, at, delta, err)
 	}
@@ -168,7 +187,7 @@ func TestNewerMajorIsRefused(t *testing.T) {
 		errState := DecodeState(data, new(Checkpoint))
 		for _, err := range []error{err, errState} {
 			var ve *VersionError
-			if !errors.As(err, &ve) || ve.Version != v || !strings.Contains(err.Error(), `"`+v+`"`) || !strings.Contains(err.Error(), `"1.1"`) {
+			if !errors.As(err, &ve) || ve.Version != v || !strings.Contains(err.Error(), `"`+v+`"`) || !strings.Contains(err.Error(), `"1.2"`) {
 				t.Errorf("version %s: %v", v, err)
 			}
 		}
@@ -210,6 +229,12 @@ func TestDamagedRecordsAreErrors(t *testing.T) {
 		"null for a key":     `{` + good + `,"tables":{"1":{"table":"t","rows":0,"state":"reading","again":[null]}}}`,
 		"bad base64":         `{` + good + `,"tables":{"1":{"table":{"base64":"*"},"rows":0,"state":"reading"}}}`,
 		"request without id": `{` + good + `,"tables":{"1":{"table":"t","rows":0,"state":"reading","request":{"tables":["t"]}}}}`,
+		"tree of parts":      `{` + good + `,"trees":{"1":[]}}`,
+		"part without link":  `{` + good + `,"trees":{"1":{"2":{"name":"p"}}}}`,
+		"part without name":  `{` + good + `,"trees":{"1":{"2":{"link":1}}}}`,
+		"part is null":       `{` + good + `,"trees":{"1":{"2":null}}}`,
+		"part of no OID":     `{` + good + `,"trees":{"1":{"x":{"name":"p","link":1}}}}`,
+		"tree of no OID":     `{` + good + `,"trees":{"-1":null}}`,
 		"request for nobody": `{` + good + `,"tables":{"1":{"table":"t","rows":0,"state":"reading","request":{"id":"x"}}}}`,
 	} {
 		if c, _, _, err := DecodePosition([]byte(data)); err == nil {
@@ -220,7 +245,7 @@ func TestDamagedRecordsAreErrors(t *testing.T) {
 		t.Errorf("the record that the others are bent from is good: %v", err)
 	}
 	for _, data := range []string{"", `{"version":"1.0"}`, `{"version":"1.0","partitions":null}`, `{"version":"1.0","partitions":{"t":-1}}`, `{"version":"1.0","partitions":[]}`,
-		`{"version":"1.1","partitions":{},"tables":{"1":null}}`, `{"version":"1.1","partitions":{},"tables":{"1":{"table":"t","rows":0,"state":"reading","again_read":[["1"]]}}}`} {
+		`{"version":"1.1","partitions":{},"tables":{"1":null}}`, `{"version":"1.2","partitions":{},"trees":{"1":null}}`, `{"version":"1.1","partitions":{},"tables":{"1":{"table":"t","rows":0,"state":"reading","again_read":[["1"]]}}}`} {
 		c := Checkpoint{Partitions: map[string]int32{"kept": 1}}
 		if err := DecodeState([]byte(data), &c); err == nil || c.Partitions["kept"] != 1 {
 			t.Errorf("state %q: %v, %v", data, c, err)
@@ -282,7 +307,7 @@ func FuzzDecodeState(f *testing.F) {
 	f.Add([]byte(`{"version":"1.0","partitions":{"a":1,"b":2}}`))
 	f.Add([]byte(`{"version":"1.5","partitions":{},"x":[]}`))
 	_, _, delta := full()
-	f.Add(encodeState(nil, delta.Partitions, map[uint32]*TableDelta{1: {TableProgress: delta.Tables[16384].TableProgress}}))
+	f.Add(encodeState(nil, delta.Partitions, map[uint32]*TableDelta{1: {TableProgress: delta.Tables[16384].TableProgress}}, map[uint32]Tree{1: {}, 16500: fullTrees()[16500]}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var c, c2 Checkpoint
 		if DecodeState(data, &c) != nil {

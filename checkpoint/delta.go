@@ -10,6 +10,8 @@ type Delta struct {
 	Partitions map[string]int32
 	// Tables holds those whose progress has changed; nil takes a table out.
 	Tables map[uint32]*TableDelta
+	// Trees holds those that have changed, each whole; nil takes one out.
+	Trees map[uint32]Tree
 }
 
 // TableDelta is the progress of a table as it is now, but for Again: a busy stream may
@@ -20,7 +22,7 @@ type TableDelta struct {
 }
 
 // IsZero tells whether nothing has changed.
-func (d *Delta) IsZero() bool { return d == nil || len(d.Partitions)+len(d.Tables) == 0 }
+func (d *Delta) IsZero() bool { return d == nil || len(d.Partitions)+len(d.Tables)+len(d.Trees) == 0 }
 
 // Apply sets what d holds in c.
 func (c *Checkpoint) Apply(d Delta) {
@@ -29,6 +31,12 @@ func (c *Checkpoint) Apply(d Delta) {
 	}
 	for topic, n := range d.Partitions {
 		c.Partitions[topic] = n
+	}
+	if c.Trees == nil && len(d.Trees) > 0 {
+		c.Trees = make(map[uint32]Tree, len(d.Trees))
+	}
+	for oid, tree := range d.Trees {
+		setTree(c.Trees, oid, tree)
 	}
 	if c.Tables == nil && len(d.Tables) > 0 {
 		c.Tables = make(map[uint32]TableProgress, len(d.Tables))

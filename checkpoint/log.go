@@ -31,8 +31,8 @@ type Record struct {
 
 // Log decides what a Kafka transaction writes to the checkpoint topic: always a
 // position record, and now and then a state record in front of it. It is pure (no
-// I/O, no clock) and holds the partition counts of the topics written to, and the
-// progress of the tables.
+// I/O, no clock) and holds the partition counts of the topics written to, the progress of
+// the tables, and the partitions of those that have some.
 //
 // What must hold:
 //
@@ -51,6 +51,7 @@ type Record struct {
 type Log struct {
 	counts      map[string]int32 // every topic, as the caller set it
 	tables      tableLog
+	trees       treeLog
 	delta       Delta    // since the committed state record, with what the transaction under way changes
 	stateOffset int64    // of the committed state record; StateBeside: none yet
 	stateBytes  int      // its size
@@ -81,6 +82,7 @@ func NewLog(last Checkpoint) *Log {
 	l := &Log{
 		counts:      maps.Clone(last.Partitions),
 		tables:      newTableLog(last.Tables),
+		trees:       newTreeLog(last.Trees),
 		stateOffset: StateBeside,
 		last:        last.Position,
 		maxDelta:    DefaultMaxDelta,
@@ -88,7 +90,7 @@ func NewLog(last Checkpoint) *Log {
 		maxCarried:  DefaultMaxCarried,
 		keys:        [2][]byte{[]byte(KeyState), []byte(KeyPosition)},
 	}
-	l.delta = Delta{Partitions: make(map[string]int32), Tables: make(map[uint32]*TableDelta)}
+	l.delta = Delta{Partitions: make(map[string]int32), Tables: make(map[uint32]*TableDelta), Trees: make(map[uint32]Tree)}
 	if l.counts == nil {
 		l.counts = make(map[string]int32)
 	}
@@ -128,6 +130,7 @@ func (l *Log) Records(c *Checkpoint) ([]Record, error) {
 	l.pending = c.Position
 	l.tables.stage(c.Tables)
 	l.tables.delta(l.delta.Tables)
+	l.trees.stage(c.Trees, l.delta.Trees)
 	l.records = l.records[:0]
 	for _, id := range c.TakenOver {
 		l.records = append(l.records, Record{Key: []byte(RequestKey(id))})
@@ -135,7 +138,7 @@ func (l *Log) Records(c *Checkpoint) ([]Record, error) {
 	l.position, l.deltaBytes = encodePosition(l.position[:0], c, l.stateOffset, &l.delta)
 	if l.sentState = l.stateDue(); l.sentState {
 		l.sentDelta = maps.Clone(l.delta.Partitions)
-		l.state = encodeState(l.state[:0], l.counts, l.tables.whole())
+		l.state = encodeState(l.state[:0], l.counts, l.tables.whole(), l.trees.whole())
 		l.position, l.deltaBytes = encodePosition(l.position[:0], c, StateBeside, nil)
 		l.records = append(l.records, Record{Key: l.keys[0], Value: l.state})
 	}
@@ -148,7 +151,7 @@ func (l *Log) stateDue() bool {
 	if l.stateOffset == StateBeside || l.deltaBytes > maxDeltaBytes {
 		return true
 	}
-	entries, carried := len(l.delta.Partitions)+len(l.delta.Tables), l.carried+l.deltaBytes
+	entries, carried := len(l.delta.Partitions)+len(l.delta.Tables)+len(l.delta.Trees), l.carried+l.deltaBytes
 	due := entries > l.maxDelta || l.age >= l.maxAge || carried > l.maxCarried
 	return due && carried >= l.stateBytes
 }
@@ -159,6 +162,7 @@ func (l *Log) stateDue() bool {
 func (l *Log) Committed(stateOffset int64) {
 	l.last = l.pending
 	l.tables.commit(l.sentState)
+	l.trees.commit(l.sentState)
 	if !l.sentState {
 		if l.deltaBytes > 0 {
 			l.age++

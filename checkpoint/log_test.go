@@ -132,6 +132,21 @@ func progressGen(t *rapid.T, old TableProgress) TableProgress {
 	return p
 }
 
+// treeGen draws a partitioned table's partitions; nil takes the table out.
+func treeGen(t *rapid.T) Tree {
+	if rapid.IntRange(0, 3).Draw(t, "no tree") == 0 {
+		return nil
+	}
+	tree := Tree{}
+	for range rapid.IntRange(0, 3).Draw(t, "parts") {
+		tree[rapid.Uint32Range(5, 8).Draw(t, "part")] = Part{
+			Name: "public.p", Link: rapid.Uint32Range(0, 2).Draw(t, "link"), File: rapid.Uint32Range(0, 2).Draw(t, "file"),
+			Truncated: rapid.Uint32Range(0, 2).Draw(t, "truncated"),
+		}
+	}
+	return tree
+}
+
 // Whatever happens between starts, a start finds the last committed checkpoint
 // with the partition counts and the tables as they were then.
 func TestLogAlwaysLeadsToTheWhole(t *testing.T) {
@@ -146,6 +161,7 @@ func TestLogAlwaysLeadsToTheWhole(t *testing.T) {
 		l := newLog(want)
 		now := map[string]int32{}
 		tables := map[uint32]TableProgress{}
+		trees := map[uint32]Tree{}
 		lsn := LSN(1)
 		set := func() {
 			name := fmt.Sprint("t", rapid.IntRange(0, 6).Draw(t, "topic"))
@@ -155,8 +171,14 @@ func TestLogAlwaysLeadsToTheWhole(t *testing.T) {
 			}
 			now[name] = n
 		}
-		records := func(at LSN) ([]Record, map[uint32]TableProgress) {
-			c := Checkpoint{Position: Position{LSN: at}, Tables: map[uint32]TableProgress{}}
+		records := func(at LSN) ([]Record, map[uint32]TableProgress, map[uint32]Tree) {
+			c := Checkpoint{Position: Position{LSN: at}, Tables: map[uint32]TableProgress{}, Trees: map[uint32]Tree{}}
+			treesAfter := maps.Clone(trees)
+			for range rapid.IntRange(0, 2).Draw(t, "trees") {
+				oid := rapid.Uint32Range(1, 4).Draw(t, "root")
+				c.Trees[oid] = treeGen(t)
+				setTree(treesAfter, oid, c.Trees[oid])
+			}
 			after := maps.Clone(tables)
 			for range rapid.IntRange(0, 3).Draw(t, "tables") {
 				oid := rapid.Uint32Range(1, 6).Draw(t, "oid")
@@ -175,7 +197,7 @@ func TestLogAlwaysLeadsToTheWhole(t *testing.T) {
 				clear(p.Ranges)
 				clear(p.Again)
 			}
-			return out, after
+			return out, after, treesAfter
 		}
 		check := func() Checkpoint {
 			c, found, err := topic.load()
@@ -193,16 +215,16 @@ func TestLogAlwaysLeadsToTheWhole(t *testing.T) {
 				set()
 			case "commit":
 				lsn++
-				out, after := records(lsn)
-				tables = after
-				want = Checkpoint{Position: Position{LSN: lsn}, Partitions: maps.Clone(now), Tables: deepCopy(after)}
+				out, after, treesAfter := records(lsn)
+				tables, trees = after, treesAfter
+				want = Checkpoint{Position: Position{LSN: lsn}, Partitions: maps.Clone(now), Tables: deepCopy(after), Trees: maps.Clone(trees)}
 				at := topic.write(out, true)
 				if rapid.Bool().Draw(t, "set meanwhile") {
 					set()
 				}
 				l.Committed(at)
 			case "abort":
-				out, _ := records(lsn + 100)
+				out, _, _ := records(lsn + 100)
 				topic.write(out, false)
 			case "compact":
 				topic.compact(rapid.Int64Range(0, topic.next).Draw(t, "before"))
@@ -214,6 +236,9 @@ func TestLogAlwaysLeadsToTheWhole(t *testing.T) {
 				}
 				if tables = deepCopy(c.Tables); tables == nil {
 					tables = map[uint32]TableProgress{}
+				}
+				if trees = c.Trees; trees == nil {
+					trees = map[uint32]Tree{}
 				}
 			}
 		}

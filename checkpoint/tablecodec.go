@@ -249,12 +249,12 @@ func tablesOf(m map[string]*tableRecord, gone bool) (map[uint32]*TableDelta, err
 	}
 	out := make(map[uint32]*TableDelta, len(m))
 	for name, r := range m {
-		oid, err := strconv.ParseUint(name, 10, 32)
-		if err != nil || strconv.FormatUint(oid, 10) != name {
-			return nil, fmt.Errorf("table %s is not an OID", quote(name))
+		oid, err := parseOID(name)
+		if err != nil {
+			return nil, err
 		}
 		if r == nil && gone {
-			out[uint32(oid)] = nil
+			out[oid] = nil
 			continue
 		}
 		if r == nil {
@@ -264,7 +264,7 @@ func tablesOf(m map[string]*tableRecord, gone bool) (map[uint32]*TableDelta, err
 		if err != nil {
 			return nil, fmt.Errorf("table %s: %w", quote(name), err)
 		}
-		out[uint32(oid)] = t
+		out[oid] = t
 	}
 	return out, nil
 }

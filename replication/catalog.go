@@ -378,15 +378,35 @@ SELECT w.lsn::text, (SELECT (w.lsn - s.restart_lsn)::int8 FROM pg_catalog.pg_rep
 // TextRows runs a query and gives its rows as text, for queries that another room
 // brings along.
 func TextRows(ctx context.Context, conn *pgx.Conn, sql string) ([][][]byte, error) {
-	results, err := conn.PgConn().Exec(ctx, sql).ReadAll()
+	results, err := TextResults(ctx, conn, sql)
 	if err != nil {
 		return nil, err
 	}
-	if len(results) != 1 {
-		return nil, fmt.Errorf("query gave %d results, want 1", len(results))
-	}
-	return results[0].Rows, results[0].Err
+	return results[0], nil
 }
+
+// TextResults is TextRows of several queries in one round trip, each under a snapshot of
+// its own.
+func TextResults(ctx context.Context, conn *pgx.Conn, queries ...string) ([][][][]byte, error) {
+	results, err := conn.PgConn().Exec(ctx, strings.Join(queries, ";")).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	if len(results) != len(queries) {
+		return nil, fmt.Errorf("queries gave %d results, want %d", len(results), len(queries))
+	}
+	rows := make([][][][]byte, len(results))
+	for i, r := range results {
+		if r.Err != nil {
+			return nil, r.Err
+		}
+		rows[i] = r.Rows
+	}
+	return rows, nil
+}
+
+// WALEndQuery gives where the WAL ends now, on a standby where its replay does.
+const WALEndQuery = `SELECT (CASE WHEN pg_is_in_recovery() THEN coalesce(pg_last_wal_replay_lsn(), '0/0') ELSE pg_current_wal_insert_lsn() END)::text`
 
 // NotNullColumns gives a table's columns that are declared NOT NULL.
 func NotNullColumns(ctx context.Context, conn *pgx.Conn, oid uint32) ([]string, error) {
@@ -409,39 +429,4 @@ func HasRows(ctx context.Context, conn *pgx.Conn, schema, table string) (bool, e
 		return false, fmt.Errorf("look for rows in %s.%s: %w", schema, table, err)
 	}
 	return rows, nil
-}
-
-// Access is what our role may do with a table.
-type Access struct {
-	OID    uint32
-	Name   string
-	Quoted string // schema and table, as SQL
-	Role   string // our role, as SQL
-	Select bool
-	// RowSecurity tells that a policy filters what our role reads.
-	RowSecurity bool
-}
-
-// ReadAccess tells what our role may do with tables.
-func ReadAccess(ctx context.Context, conn *pgx.Conn, oids []uint32) ([]Access, error) {
-	if len(oids) == 0 {
-		return nil, nil
-	}
-	rows, err := conn.Query(ctx, `
-SELECT c.oid, c.relname::text, quote_ident(n.nspname) || '.' || quote_ident(c.relname), quote_ident(current_user),
-       has_schema_privilege(n.oid, 'USAGE') AND (has_table_privilege(c.oid, 'SELECT') OR has_any_column_privilege(c.oid, 'SELECT')),
-       row_security_active(c.oid)
-  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE c.oid = ANY($1) ORDER BY n.nspname, c.relname`, oids)
-	if err != nil {
-		return nil, fmt.Errorf("read privileges on tables: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (a Access, err error) {
-		err = row.Scan(&a.OID, &a.Name, &a.Quoted, &a.Role, &a.Select, &a.RowSecurity)
-		return a, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read privileges on tables: %w", err)
-	}
-	return list, nil
 }

@@ -86,6 +86,9 @@ type Change struct {
 type ReadPoint struct {
 	CommitLSN checkpoint.LSN // of the last source transaction delivered before
 	Time      time.Time      // when the rows were read, by the server's clock
+	// Xmin is the first transaction that the rows need not be newer than: what every one
+	// before it did had been seen when they were read.
+	Xmin checkpoint.XID
 }
 
 // Message is a logical message (pg_logical_emit_message).
@@ -150,6 +153,10 @@ type Column struct {
 	TypeMod  int32
 	Identity bool // part of the replica identity; set on every column under FULL
 }
+
+// TypeName is a type as a TYPE message names it. A domain is named by the type at the
+// bottom of it; pg_catalog is an empty schema.
+type TypeName struct{ Schema, Name string }
 
 // Key gives the indexes into Columns of the columns that identify a row, in the
 // table's column order: the primary key, or the index that is the replica

@@ -23,6 +23,7 @@ import (
 //     change has the same identity whatever a configuration captures.
 type Decoder struct {
 	relations map[uint32]*Relation
+	types     map[uint32]TypeName
 	keys      KeyLookup
 	near      checkpoint.XID
 
@@ -104,9 +105,12 @@ func (d *Decoder) decode(lsn checkpoint.LSN, kind byte, r *reader) (*Event, erro
 		return d.message(lsn, r)
 	case 'R':
 		return nil, d.relation(lsn, r)
-	case 'Y', 'O':
-		// TYPE names a type and ORIGIN the node a transaction came from: neither
-		// changes what a row holds.
+	case 'Y':
+		d.announce(r)
+		return nil, nil
+	case 'O':
+		// ORIGIN names the node a transaction came from, which changes nothing that a
+		// row holds.
 		return nil, nil
 	case 'A':
 		// STREAM ABORT. PostgreSQL 18 sends it for a rolled-back subtransaction even
@@ -115,6 +119,27 @@ func (d *Decoder) decode(lsn checkpoint.LSN, kind byte, r *reader) (*Event, erro
 		return nil, nil
 	}
 	return nil, d.errorf(lsn, kind, "this message was not asked for (protocol version 1, no streaming)")
+}
+
+// announce learns what TYPE says of a type of our database.
+func (d *Decoder) announce(r *reader) {
+	oid := r.uint32()
+	name := TypeName{Schema: r.string(), Name: r.string()}
+	if r.short {
+		return
+	}
+	if d.types == nil {
+		d.types = map[uint32]TypeName{}
+	}
+	d.types[oid] = name
+}
+
+// TypeName gives what the last TYPE message said of the type with this OID. It comes
+// ahead of RELATION for each column whose type is not built in, and from the time of the
+// change, so that it tells of types that are gone.
+func (d *Decoder) TypeName(oid uint32) (name TypeName, ok bool) {
+	name, ok = d.types[oid]
+	return name, ok
 }
 
 func (d *Decoder) begin(lsn checkpoint.LSN, r *reader) (*Event, error) {

@@ -442,3 +442,21 @@ func BenchmarkDecodeInsert(b *testing.B) {
 		}
 	}
 }
+
+// What a TYPE message said of a type stays known, the latest of it.
+func TestTypeNamesAreKept(t *testing.T) {
+	d := NewDecoder(7, nil)
+	for _, m := range []wire{wire{'Y'}.u32(9).str("app").str("mood"), wire{'Y'}.u32(10).str("").str("int4"), wire{'Y'}.u32(9).str("app").str("feeling")} {
+		if _, err := d.Decode(0x1000, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for oid, want := range map[uint32]TypeName{9: {"app", "feeling"}, 10: {"", "int4"}} {
+		if got, ok := d.TypeName(oid); !ok || got != want {
+			t.Errorf("type %d is %+v, want %+v", oid, got, want)
+		}
+	}
+	if name, ok := d.TypeName(11); ok {
+		t.Errorf("type 11 is %+v", name)
+	}
+}

@@ -62,6 +62,9 @@ func hasCode(err error, code string) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == code
 }
 
+// IsLocked tells that somebody held a lock for longer than was waited for it.
+func IsLocked(err error) bool { return hasCode(err, codeLockNotAvailable) }
+
 // IsSlotActive tells whether the server refused a slot because another connection
 // holds it: the standby's signal to wait and try again.
 func IsSlotActive(err error) bool { return hasCode(err, codeObjectInUse) }

@@ -254,9 +254,12 @@ func createSQL(major int, name string, failover, export bool) string {
 	return query + ")"
 }
 
+// importBudget bounds the look at an exported snapshot, of a server that may be busy.
+const importBudget = 30 * time.Second
+
 // importSnapshot reads an exported snapshot's text.
 func importSnapshot(ctx context.Context, connect Connector, exported string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelBudget)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), importBudget)
 	defer cancel()
 	conn, err := connect(ctx)
 	if err != nil {

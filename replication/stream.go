@@ -191,6 +191,9 @@ func (s *Stream) TryNext() (*Event, error) {
 	return ev, err
 }
 
+// TypeName gives what the stream said of the type with this OID (Decoder.TypeName).
+func (s *Stream) TypeName(oid uint32) (name TypeName, ok bool) { return s.decoder.TypeName(oid) }
+
 func (s *Stream) tryNext() (*Event, error) {
 	if ev := s.decoder.More(); ev != nil {
 		return ev, nil

@@ -15,19 +15,21 @@ type Backlog struct {
 	Mark string
 	// Pending is the SQL condition of the rows that are not marked. Empty without Mark.
 	Pending string
+	// Primary is the primary key, its columns in the table's order; nil where there is none.
+	Primary []string
 	// Order holds the columns whose order is that in which the rows were written, as
 	// nearly as the table tells, and which together name one row where there is a primary
 	// key. Nil where there is nothing to go by.
 	Order []string
 }
 
-// Backlog looks at the columns of an outbox table. primaryKey is its primary key, and
-// notNull tells which of its columns cannot be null.
+// Backlog looks at the columns of an outbox table. notNull tells which of them cannot be
+// null.
 //
 // published_at counts as a mark where it is a timestamp: set means published. status
 // does where it is an integer, of which 1 means published, or a text or an enum, of which
 // 'processed' does; every other value, null included, means not yet.
-func (r *Router) Backlog(rel *replication.Relation, primaryKey []string, notNull func(column string) bool) (Backlog, error) {
+func (r *Router) Backlog(rel *replication.Relation, notNull func(column string) bool) (Backlog, error) {
 	types := map[string]*format.Type{}
 	for _, c := range rel.Columns {
 		t := format.Builtin(c.TypeOID)
@@ -39,7 +41,11 @@ func (r *Router) Backlog(rel *replication.Relation, primaryKey []string, notNull
 		}
 		types[c.Name] = t.Underlying()
 	}
-	b := Backlog{Order: backlogOrder(types, primaryKey, notNull)}
+	var b Backlog
+	for _, i := range rel.PrimaryKey {
+		b.Primary = append(b.Primary, rel.Columns[i].Name)
+	}
+	b.Order = backlogOrder(types, b.Primary, notNull)
 	switch status := types["status"]; {
 	case isTimestamp(types["published_at"]):
 		b.Mark, b.Pending = "published_at", `"published_at" IS NULL`

@@ -21,6 +21,9 @@ type deadLetter struct {
 	Position []byte
 	// Change is the change itself. It is only read.
 	Change *replication.Change
+	// Columns are the plans of its columns, for what is masked and left out; nil for
+	// nothing.
+	Columns []columnPlan
 }
 
 // minDeadLetterLimit is the smallest limit that appendDeadLetter keeps to. No topic
@@ -38,8 +41,9 @@ const minDeadLetterLimit = 1024
 //
 // row holds each column's text as PostgreSQL sent it, or null; of a delete, the old
 // row. An update has also old, where PostgreSQL sent it. An unchanged TOAST value is
-// not in the WAL and so not here. A logical message has table null and, in place of
-// row, message {prefix, transactional, content}, the content in base64.
+// not in the WAL and so not here. Columns that are excluded are not here either, and
+// masked ones have what stands for their values. A logical message has table null and, in
+// place of row, message {prefix, transactional, content}, the content in base64.
 //
 // What does not fit:
 //
@@ -132,10 +136,19 @@ func (d *deadLetter) items() []deadItem {
 					continue
 				}
 			}
-			switch v.Kind {
-			case replication.ValueUnchanged:
-			case replication.ValueText:
-				items = append(items, newDeadItem(section, name, v.Text))
+			text, null := v.Text, v.Kind == replication.ValueNull
+			if i < len(d.Columns) {
+				if d.Columns[i].excluded {
+					continue
+				}
+				if mask := d.Columns[i].mask; mask != nil && v.Kind == replication.ValueText {
+					text, null = mask.AppendText(nil, v.Text)
+				}
+			}
+			switch {
+			case v.Kind == replication.ValueUnchanged:
+			case !null:
+				items = append(items, newDeadItem(section, name, text))
 			default:
 				it := newDeadItem(section, name, nil)
 				it.null, it.size = true, len("null")

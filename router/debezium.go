@@ -2,6 +2,7 @@ package router
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -258,17 +259,27 @@ func messageSchema(d format.Debezium) string {
 // planSchemas makes the schemas of key and value. Whether a column may be null is not in
 // the WAL; those of the key may not, and all others are said to.
 func (s *debeziumShape) planSchemas(p *tablePlan, types []*format.Type) {
-	fields := make([]format.ConnectField, len(types))
+	all := make([]format.ConnectField, len(types))
 	for i, t := range types {
-		fields[i] = format.ConnectField{Name: p.rel.Columns[i].Name, Type: t, Mod: p.rel.Columns[i].TypeMod, Optional: true}
+		all[i] = format.ConnectField{Name: p.rel.Columns[i].Name, Type: t, Mod: p.rel.Columns[i].TypeMod, Optional: true}
 	}
 	for _, i := range p.rel.Key() {
-		fields[i].Optional = false
+		all[i].Optional = false
+	}
+	var fields []format.ConnectField
+	for i := range all {
+		if p.columns[i].excluded {
+			continue
+		}
+		if p.columns[i].mask != nil && !slices.Contains(p.key, i) {
+			all[i].Optional = true // a mask may be NULL
+		}
+		fields = append(fields, all[i])
 	}
 	if p.key != nil {
 		var key []format.ConnectField
 		for _, i := range p.key {
-			key = append(key, fields[i])
+			key = append(key, all[i])
 		}
 		p.keyHead = s.o.AppendStruct([]byte(`{"schema":`), key, false, p.topicName+".Key", "")
 		p.keyHead = append(p.keyHead, payload...)

@@ -22,7 +22,10 @@ type tablePlan struct {
 	outbox    *outboxPlan
 
 	columns []columnPlan
-	key     []int // indexes of the record key's columns, in the table's order; nil for none
+	// composites are the columns whose type is, or is made of, a composite one.
+	composites []compositeColumn
+	typesRead  chunkTime // of the chunk for which their types were looked at last
+	key        []int     // indexes of the record key's columns, in the table's order; nil for none
 	// keyBeyondIdentity tells that updates and deletes do not carry the key.
 	keyBeyondIdentity bool
 
@@ -38,12 +41,15 @@ type columnPlan struct {
 	name        []byte // `"name":`
 	append      format.Append
 	unavailable []byte // stands for an unchanged TOAST value; nil: the column is left out
+	// excluded columns are in no record; the rest is empty then.
+	excluded bool
+	mask     *format.Masker // append applies it already; nil: none
 }
 
 // plan finds or makes the plan of a change's relation.
 func (r *Router) plan(c *replication.Change) (*tablePlan, error) {
 	rel := c.Relation
-	if r.last != nil && r.last.rel == rel {
+	if r.last != nil && r.last.rel == rel && r.last.composites == nil {
 		return r.last, nil
 	}
 	plans := r.plans
@@ -53,16 +59,20 @@ func (r *Router) plan(c *replication.Change) (*tablePlan, error) {
 	p := plans[rel.OID]
 	if p == nil || p.rel != rel {
 		var err error
-		if p, err = r.newPlan(rel); err != nil {
+		if p, err = r.newPlan(rel, c.Read != nil); err != nil {
 			return nil, fmt.Errorf("plan records of %s.%s: %w", rel.Schema, rel.Name, err)
 		}
 		plans[rel.OID] = p
+	}
+	if p.composites != nil {
+		return r.compositePlan(p, c)
 	}
 	r.last = p
 	return p, nil
 }
 
-func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
+// newPlan makes a plan; read tells that the relation is one of the snapshot's.
+func (r *Router) newPlan(rel *replication.Relation, read bool) (*tablePlan, error) {
 	p := &tablePlan{rel: rel, label: rel.Schema + "." + rel.Name}
 	for i := range r.o.Outbox {
 		o := &r.o.Outbox[i]
@@ -84,22 +94,54 @@ func (r *Router) newPlan(rel *replication.Relation) (*tablePlan, error) {
 	if err := r.claimTopic(p); err != nil {
 		return nil, err
 	}
+	hidden, err := r.hidden(rel, read)
+	if err != nil {
+		return nil, err
+	}
 	var types []*format.Type
 	for _, c := range rel.Columns {
-		t := format.Builtin(c.TypeOID)
-		if t == nil && r.o.Types != nil {
-			var err error
-			if t, err = r.o.Types(c.TypeOID); err != nil {
-				return nil, fmt.Errorf("look up the type of column %s: %w", c.Name, err)
-			}
+		column, t, err := r.planColumn(c, hidden)
+		if err != nil {
+			return nil, err
 		}
 		types = append(types, t)
-		p.columns = append(p.columns, r.shape.column(c, t, &r.enc))
+		p.columns = append(p.columns, column)
+		if column.mask == nil && !column.excluded {
+			p.addComposite(t, r.o.Debezium != nil && r.o.Debezium.Schemas, &r.enc)
+		}
 	}
 	if err := p.chooseKey(r.o.Keys[p.label], r.o.Debezium != nil); err != nil {
 		return nil, err
 	}
+	if err := p.keepsIdentity(hidden); err != nil {
+		return nil, err
+	}
 	return p, r.shape.plan(p, types)
+}
+
+// planColumn plans a column, and gives its type. One that is masked is a text, and has
+// no type of its own.
+func (r *Router) planColumn(c replication.Column, hidden *ColumnOptions) (columnPlan, *format.Type, error) {
+	if hidden.excludes(c.Name) {
+		return columnPlan{excluded: true}, nil, nil
+	}
+	if m, ok := hidden.mask(c.Name); ok {
+		column := r.shape.column(c, nil, &r.enc)
+		column.mask = format.NewMasker(m)
+		column.append = column.mask.AppendJSON
+		if constant := column.mask.Constant(); constant != nil {
+			column.unavailable = constant
+		}
+		return column, nil, nil
+	}
+	t := format.Builtin(c.TypeOID)
+	if t == nil && r.o.Types != nil {
+		var err error
+		if t, err = r.o.Types(c.TypeOID); err != nil {
+			return columnPlan{}, nil, fmt.Errorf("look up the type of column %s: %w", c.Name, err)
+		}
+	}
+	return r.shape.column(c, t, &r.enc), t, nil
 }
 
 // validTopic is ValidTopicName, and keeps events out of the checkpoint topic: one with
@@ -266,6 +308,9 @@ func (p *tablePlan) appendRow(dst []byte, row, fill replication.Tuple, onlyKey b
 	dst = append(dst, '{')
 	sep := false
 	for i := range row {
+		if p.columns[i].excluded {
+			continue
+		}
 		v := &row[i]
 		if onlyKey && !p.rel.Columns[i].Identity {
 			if !p.wholeBefore {

@@ -28,7 +28,7 @@ func TestReservedTopicsAreNoTargets(t *testing.T) {
 	if err := r.validTopic("_walrelay.shop2"); err != nil {
 		t.Error(err)
 	}
-	_, err = r.newPlan(&replication.Relation{OID: 1, Schema: "public", Name: "_walrelay.shop"})
+	_, err = r.newPlan(&replication.Relation{OID: 1, Schema: "public", Name: "_walrelay.shop"}, false)
 	if !checkpoint.IsRefusal(err) {
 		t.Errorf("a table whose topic is the checkpoint topic: %v", err)
 	}

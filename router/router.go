@@ -23,6 +23,9 @@ type Options struct {
 	// is wanted.
 	Keys   map[string][]string
 	Outbox []OutboxOptions
+	// Columns says by "schema.table" which columns are masked or left out. Nothing of a
+	// table leaves without it being asked, dead letters and errors included.
+	Columns map[string]ColumnOptions
 
 	// TableTopic gives the topic of a table; only characters that Kafka takes.
 	TableTopic   func(schema, table string) string
@@ -58,6 +61,10 @@ type Options struct {
 	// Types describes a type that is not built in; nil where it is unknown, whose text
 	// then becomes a JSON string.
 	Types func(oid uint32) (*format.Type, error)
+	// TypesAt makes sure that what Types says of composite types holds for what was
+	// written at lsn; changed tells that what it said before does not. It is asked for
+	// each transaction with a change of a table that has one, and may be nil.
+	TypesAt func(lsn checkpoint.LSN) (changed bool, err error)
 }
 
 // Topics finds the topics that records go to.
@@ -67,8 +74,8 @@ type Topics interface {
 	Lookup(name string) *Topic
 }
 
-// Router turns changes into records. It is pure but for Options.Types, which may ask
-// the catalog once per new type. One goroutine owns it.
+// Router turns changes into records. It is pure but for Options.Types and TypesAt, which
+// may ask the catalog. One goroutine owns it.
 type Router struct {
 	o      Options
 	topics Topics
@@ -82,6 +89,9 @@ type Router struct {
 	// claimed remembers which table has which topic, so that two never meet in one
 	// because characters were rewritten.
 	claimed map[string]*replication.Relation
+	// guards are the tables of Options.Columns by OID, under whichever name; nil before
+	// Guard is called.
+	guards map[uint32]*guard
 
 	rejected map[string]string // topics of events that Kafka does not take, and why
 
@@ -108,7 +118,10 @@ func NewRouter(o Options, topics Topics) (*Router, error) {
 // created, and says what an outbox's columns were taken for. inserts tells that nothing
 // but inserts will come, which need no replica identity.
 func (r *Router) Check(rel *replication.Relation, inserts bool) (recognised []string, err error) {
-	p, err := r.newPlan(rel)
+	if err := r.Guard(rel); err != nil {
+		return nil, err
+	}
+	p, err := r.newPlan(rel, false)
 	if err != nil {
 		var refusal *checkpoint.Refusal
 		if errors.As(err, &refusal) {
@@ -496,7 +509,7 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 	start := len(b.arena)
 	b.arena = appendDeadLetter(b.arena, &deadLetter{
 		Reason: fault.Reason, Error: fault.Detail, Table: letterTable,
-		Position: position, Change: c,
+		Position: position, Change: c, Columns: r.columnsOf(c),
 	}, limit)
 	rec.value = b.spanFrom(start)
 	if err := r.add(b, rec, topic.Name); err != nil {

@@ -19,6 +19,9 @@ import (
 func mustRouter(t testing.TB, o Options, topics Topics) *Router {
 	t.Helper()
 	r, err := NewRouter(o, topics)
+	if err == nil {
+		err = r.Guard()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,7 +280,7 @@ func TestRouteDoesNotAllocate(t *testing.T) {
 		"row": row, "update with key": &update, "key change": &moved, "event": event, "message": messageOf("hello"),
 		"snapshot row": readOf(row), "snapshot event": readOf(event),
 		"debezium row": row, "debezium key change": &moved, "debezium message": messageOf("hello"), "debezium snapshot row": readOf(row),
-		"unwrapped key change": &moved,
+		"unwrapped key change": &moved, "masked row": row, "masked key change": &moved,
 	} {
 		o := testOptions()
 		o.Outbox = []OutboxOptions{outbox}
@@ -285,6 +288,9 @@ func TestRouteDoesNotAllocate(t *testing.T) {
 			o.Debezium = &DebeziumOptions{Schemas: true}
 		}
 		o.Unwrapped = strings.HasPrefix(name, "unwrapped")
+		if strings.HasPrefix(name, "masked") {
+			o.Columns = wideMasks()
+		}
 		r := mustRouter(t, o, newFixedTopics())
 		b := NewBatch(Limits{Bytes: 1 << 20, Records: 1000})
 		allocs := testing.AllocsPerRun(100, func() {
@@ -367,6 +373,13 @@ func BenchmarkRouteRow(b *testing.B) { benchmarkRoute(b, wideRow(b), testOptions
 func BenchmarkRouteDebeziumRow(b *testing.B) {
 	o := testOptions()
 	o.Debezium = &DebeziumOptions{}
+	benchmarkRoute(b, wideRow(b), o)
+}
+
+// BenchmarkRouteMaskedRow is the same row with one column left out and five masked.
+func BenchmarkRouteMaskedRow(b *testing.B) {
+	o := testOptions()
+	o.Columns = wideMasks()
 	benchmarkRoute(b, wideRow(b), o)
 }
 

@@ -28,6 +28,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the router does into testd
 //
 //	option NAME VALUE…        see routeScript.option; before the first relation
 //	option debezium K=V…      see routeScript.debezium
+//	option columns T K=V…     see routeScript.columns
 //	relation T SCHEMA NAME I  table T, I its replica identity (d, n, f or i), its columns in the indented lines:
 //	  NAME TYPE [key] [pk]    key: part of the replica identity; pk: of the primary key that the catalog tells
 //	begin XID LSN TIME        a source transaction with this commit LSN and time; its changes have seq 0, 1, …
@@ -261,6 +262,8 @@ func (s *routeScript) option(name string, w []word) error {
 			s.o.Keys = map[string][]string{}
 		}
 		s.o.Keys[text(0)] = strings.Split(text(1), ",")
+	case "columns":
+		return s.columns(w)
 	case "table-topic":
 		s.o.TableTopic = mustTableTopics(text(0))
 	case "exclude":
@@ -444,7 +447,10 @@ func scriptRow(words []word) replication.Tuple {
 func (s *routeScript) route(line string, c *replication.Change) {
 	if s.router == nil {
 		var err error
-		if s.router, err = NewRouter(s.o, s.topics); err != nil {
+		if s.router, err = NewRouter(s.o, s.topics); err == nil {
+			err = s.router.Guard()
+		}
+		if err != nil {
 			s.t.Fatal(err)
 		}
 	}

@@ -32,12 +32,7 @@ type Published struct {
 	// Estimate is the planner's number of rows, those of the leaves for a root; -1 where
 	// nothing is known.
 	Estimate int64
-	// RowSecurity tells that policies would hide rows from our role.
-	RowSecurity bool
-	// Readable tells that our role may SELECT from the table, and use its schema.
-	Readable bool
 
-	role    string
 	indexes []index
 	ordered bool // rows can be read in the order of Key
 }
@@ -94,17 +89,6 @@ func (p Published) identityIndex() *index {
 	return nil
 }
 
-// Refusal says why the table's rows cannot be read; nil where they can.
-func (p Published) Refusal() error {
-	switch {
-	case !p.Readable:
-		return refuseSelect(p.place(), p.role, nil)
-	case p.RowSecurity:
-		return refuseRowSecurity(p.place(), p.role, nil)
-	}
-	return nil
-}
-
 // index is a unique index over columns that is valid and not partial.
 type index struct {
 	OID       uint32   `json:"oid"`
@@ -129,9 +113,6 @@ type row struct {
 	Generated bool    `json:"generated"`
 	Filter    *string `json:"filter"`
 	Estimate  float64 `json:"estimate"`
-	Secured   bool    `json:"secured"`
-	Readable  bool    `json:"readable"`
-	Role      string  `json:"role"`
 	NotNull   []string
 	Indexes   []index `json:"indexes"`
 }
@@ -142,7 +123,7 @@ func (r *row) published() (Published, error) {
 	}
 	p := Published{
 		OID: r.OID, Schema: r.Schema, Name: r.Name, Partitioned: r.Kind == "p", Identity: replication.ReplicaIdentity(r.Identity[0]),
-		NotNull: r.NotNull, Estimate: int64(r.Estimate), RowSecurity: r.Secured, Readable: r.Readable, role: r.Role, indexes: r.Indexes,
+		NotNull: r.NotNull, Estimate: int64(r.Estimate), indexes: r.Indexes,
 	}
 	for _, x := range r.Indexes {
 		if x.Primary {
@@ -218,7 +199,7 @@ func publishedSQL(major int, publications []string, oid uint32) string {
 	}
 	return `
 WITH rel AS MATERIALIZED (
-  SELECT c.oid, c.relname, c.relnamespace, c.relkind, c.relreplident, c.relispartition, c.reltuples, c.relrowsecurity
+  SELECT c.oid, c.relname, c.relnamespace, c.relkind, c.relreplident, c.relispartition, c.reltuples
     FROM pg_catalog.pg_class c
    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384` + restrict + `
 ), line AS (
@@ -271,9 +252,7 @@ WITH rel AS MATERIALIZED (
            'estimate', CASE WHEN r.relkind = 'r' THEN r.reltuples ELSE (
               SELECT coalesce(sum(l.reltuples) FILTER (WHERE l.reltuples >= 0), -1) FROM pg_catalog.pg_partition_tree(r.oid) t
                 JOIN pg_catalog.pg_class l ON l.oid = t.relid WHERE t.isleaf) END,
-           'secured', r.relrowsecurity AND pg_catalog.row_security_active(r.oid),
-           'readable', pg_catalog.has_table_privilege(r.oid, 'SELECT') AND pg_catalog.has_schema_privilege(r.relnamespace, 'USAGE'),
-           'role', current_user, 'notnull', x.list, 'indexes', i.list) AS j
+           'notnull', x.list, 'indexes', i.list) AS j
     FROM published p
     JOIN rel r ON r.oid = p.oid
     JOIN pg_catalog.pg_namespace n ON n.oid = r.relnamespace

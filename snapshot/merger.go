@@ -25,6 +25,13 @@ type Options struct {
 	// MaxPassed bounds the changes that are remembered of a table, and the transactions of
 	// all; 0 is DefaultMaxPassed.
 	MaxPassed int
+	// MaxAgain is how many keys of a table may wait to be read again; beyond it the whole
+	// table is. 0 is DefaultMaxAgain.
+	MaxAgain int
+	// Flushed makes every chunk wait until what it has seen is on the primary's disk: where
+	// the stream comes from a standby, a crash of the primary takes commits that a chunk
+	// saw, and does not end the stream.
+	Flushed bool
 	// Discover is asked for a table that the stream sends and nobody added; false where it
 	// is not to be read. It is asked once per table. Nil: none is.
 	Discover func(rel *replication.Relation) (Table, checkpoint.TableProgress, bool)
@@ -50,6 +57,7 @@ type Row struct {
 	Relation *replication.Relation
 	Tuple    replication.Tuple // valid until the next call of Next
 	Time     time.Time
+	Xmin     checkpoint.XID // of the MVCC snapshot that the row was read under
 	Truncate bool
 	Outbox   bool
 }
@@ -93,6 +101,7 @@ type Merger struct {
 	dirty  []*table // whose progress changed
 
 	nextID      uint64
+	nextWait    uint64
 	outstanding map[uint64]*Order
 
 	latest  MVCC           // the newest snapshot known
@@ -119,6 +128,9 @@ type Merger struct {
 // connections to the primary.
 const DefaultMaxPassed = 500_000
 
+// DefaultMaxAgain keys stand in the checkpoint at most.
+const DefaultMaxAgain = 10_000
+
 // passedAt is a transaction and where the stream stood before it.
 type passedAt struct {
 	xid    checkpoint.XID
@@ -142,6 +154,9 @@ func NewMerger(o Options, since checkpoint.LSN) *Merger {
 	if o.MaxPassed == 0 {
 		o.MaxPassed = DefaultMaxPassed
 	}
+	if o.MaxAgain == 0 {
+		o.MaxAgain = DefaultMaxAgain
+	}
 	return &Merger{o: o, tables: map[uint32]*table{}, none: map[uint32]bool{}, outstanding: map[uint64]*Order{}, reached: since}
 }
 
@@ -159,6 +174,8 @@ func (m *Merger) Add(def Table, p checkpoint.TableProgress) {
 	if p.State == checkpoint.TableDone {
 		return
 	}
+	m.nextWait++
+	t.wait = Wait{OID: def.OID, Number: m.nextWait}
 	t.since = m.reached
 	if m.open {
 		t.since = min(t.since, m.before)
@@ -208,10 +225,17 @@ func (m *Merger) throwAway(t *table) {
 	}
 }
 
-// Release lets a waiting table be read: every transaction that its publication change, or
-// its request, had to wait for has ended.
-func (m *Merger) Release(oid uint32) {
-	if t := m.tables[oid]; t != nil && t.state == checkpoint.TableWaiting {
+// Wait names one wait of a table for transactions to end. Another one of the same table
+// has another number, and another set of transactions.
+type Wait struct {
+	OID    uint32
+	Number uint64
+}
+
+// Release ends a wait, so that the table is read: every transaction that its publication
+// change, or its request, had to wait for has ended.
+func (m *Merger) Release(w Wait) {
+	if t := m.tables[w.OID]; t != nil && t.wait == w && t.state == checkpoint.TableWaiting {
 		t.state = checkpoint.TablePending
 		t.touch()
 	}
@@ -233,6 +257,12 @@ func (m *Merger) Known(oid uint32) (checkpoint.TableProgress, bool) {
 // everything.
 func (m *Merger) Begin(xid checkpoint.XID, before checkpoint.LSN) {
 	m.xid, m.before, m.open = xid, before, true
+}
+
+// delivered tells whether the change was delivered before the restart.
+func (m *Merger) delivered(c *replication.Change) bool {
+	d := m.o.Delivered
+	return d.HasTransaction(c.Txn.CommitLSN) || c.Seq < d.Skip(c.Txn.CommitLSN)
 }
 
 // again tells whether the stream sends what was delivered before.

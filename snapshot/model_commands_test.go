@@ -12,7 +12,7 @@ import (
 
 // command does one command of a script:
 //
-//	options ROWS READERS [PASSED] of the Merger
+//	options ROWS READERS [PASSED [AGAIN]] of the Merger
 //	table T KIND                  a table that is captured; see tableKinds
 //	later T KIND                  one that `publish T` captures while the stream runs
 //	row T KEY [BIG]               a row that is there before everything
@@ -60,7 +60,8 @@ func (s *sim) command(f []string) (ok bool, err error) {
 func (s *sim) setUp(word string, args []string) (bool, error) {
 	switch word {
 	case "options":
-		s.options.ChunkRows, s.options.Readers, s.options.MaxPassed = number(args[0], 2), number(args[1], 1), number(args[2], 0)
+		o := &s.options
+		o.ChunkRows, o.Readers, o.MaxPassed, o.MaxAgain = number(args[0], 2), number(args[1], 1), number(args[2], 0), number(args[3], 0)
 	case "table", "later":
 		if s.started || s.w.table(args[0]) != nil {
 			return true, errNotNow
@@ -325,11 +326,11 @@ func (s *sim) relay(word string, args []string) (bool, error) {
 		_, err := s.heldOut()
 		return true, err
 	case "release":
-		for _, t := range s.w.tables {
-			if wait, ok := s.waiting[t.oid]; ok && wait <= s.w.mvcc().Xmin {
-				delete(s.waiting, t.oid)
-				s.m.Release(t.oid)
-				s.printf("%s", t.name)
+		for _, w := range s.m.Waiting() {
+			if s.waiting[w] <= s.w.mvcc().Xmin {
+				delete(s.waiting, w)
+				s.m.Release(w)
+				s.printf("%s", s.w.byOID(w.OID).name)
 			}
 		}
 	case "persist":

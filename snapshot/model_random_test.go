@@ -63,7 +63,8 @@ func (g *generator) setUp() error {
 	g.keys, g.big = 2+g.r.IntN(8), g.r.Float64()
 	// One in four remembers hardly anything.
 	passed := max(0, g.r.IntN(16)-12)
-	if err := g.do("options %d %d %d", 1+g.r.IntN(4), 1+g.r.IntN(3), passed); err != nil {
+	again := max(0, g.r.IntN(8)-4)
+	if err := g.do("options %d %d %d %d", 1+g.r.IntN(4), 1+g.r.IntN(3), passed, again); err != nil {
 		return err
 	}
 	kinds := []string{"int", "int", "pair", "text", "full", "keyless", "log", "outbox"}

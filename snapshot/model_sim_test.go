@@ -17,7 +17,8 @@ import (
 // merger is a snapshot.Merger, or a wrong one.
 type merger interface {
 	Add(snapshot.Table, checkpoint.TableProgress)
-	Release(uint32)
+	Release(snapshot.Wait)
+	Waiting() []snapshot.Wait
 	Active() bool
 	Begin(checkpoint.XID, checkpoint.LSN)
 	Change(*replication.Change) snapshot.Verdict
@@ -80,7 +81,7 @@ type sim struct {
 	used    map[string]bool                     // ids of events
 	first   int                                 // the stream's first transaction ever, in the WAL
 	wanted  map[uint32]checkpoint.TableProgress // what a start adds where the checkpoint knows nothing
-	waiting map[uint32]checkpoint.XID           // tables to be released
+	waiting map[snapshot.Wait]checkpoint.XID    // to be released
 	told    map[uint32]checkpoint.TableProgress // the progress that the Merger told of so far
 	out     []record
 	held    map[uint32][]record
@@ -168,7 +169,7 @@ func (s *sim) session() {
 		s.sent++
 	}
 	s.reads, s.snaps, s.batches = nil, nil, nil
-	s.lent, s.held, s.waiting = map[*snapshot.Chunk]bool{}, map[uint32][]record{}, map[uint32]checkpoint.XID{}
+	s.lent, s.held, s.waiting = map[*snapshot.Chunk]bool{}, map[uint32][]record{}, map[snapshot.Wait]checkpoint.XID{}
 	for _, t := range s.w.tables {
 		t.readers = 0
 	}
@@ -192,11 +193,13 @@ func (s *sim) session() {
 }
 
 func (s *sim) add(t *modelTable, p checkpoint.TableProgress) {
-	if p.State == checkpoint.TableWaiting {
-		s.waiting[t.oid] = s.w.next
-	}
 	s.told[t.oid] = p
 	s.m.Add(t.captured(), p)
+	for _, w := range s.m.Waiting() {
+		if _, known := s.waiting[w]; !known {
+			s.waiting[w] = s.w.next
+		}
+	}
 }
 
 // emit sends a record out.

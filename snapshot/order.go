@@ -53,9 +53,8 @@ func (t *table) order(now time.Time) *Order {
 
 func (t *table) limits(o *Order) {
 	o.Rows, o.Bytes = t.m.o.ChunkRows, t.m.o.ChunkBytes
-	if t.inBacklog() {
-		o.Xmin, o.Flushed = true, true
-	}
+	o.Xmin = t.inBacklog()
+	o.Flushed = o.Xmin || t.m.o.Flushed
 }
 
 func (t *table) planOrder(now time.Time) *Order {
@@ -108,7 +107,10 @@ func (s *Shape) names() []string {
 func (t *table) startOver(now time.Time) {
 	t.m.throwAway(t)
 	t.key, t.ranges, t.again = nil, nil, nil
-	t.state = checkpoint.TablePending
+	for _, p := range t.passed { // by the former key
+		t.wholly(p)
+	}
+	t.state, t.resumed = checkpoint.TablePending, false
 	t.touch()
 	t.m.endPause(t, now)
 }
@@ -278,6 +280,7 @@ func (t *table) next(row *Row) bool {
 		*row = Row{Table: t.def.OID, Relation: t.shape, Truncate: true, Outbox: t.def.Outbox, Time: t.began}
 		return true
 	}
+chunks:
 	for len(t.chunks) > 0 {
 		ready := -1
 		for i, ch := range t.chunks {
@@ -302,7 +305,7 @@ func (t *table) next(row *Row) bool {
 			}
 			if backlog := t.inBacklog(); t.passedOver(ch, i) {
 				if backlog && t.beside {
-					return t.next(row) // from here on the stream has to pass first
+					continue chunks // from here on the stream has to pass first
 				}
 				continue
 			}
@@ -311,7 +314,7 @@ func (t *table) next(row *Row) bool {
 			}
 			t.m.tuple = ch.Rows.Tuple(i, t.m.tuple)
 			t.rows++
-			*row = Row{Table: t.def.OID, Relation: ch.Shape.Relation, Tuple: t.m.tuple, Time: ch.Time, Outbox: t.def.Outbox}
+			*row = Row{Table: t.def.OID, Relation: ch.Shape.Relation, Tuple: t.m.tuple, Time: ch.Time, Xmin: ch.Snapshot.Xmin, Outbox: t.def.Outbox}
 			return true
 		}
 		t.chunkOut(ready)
@@ -327,7 +330,7 @@ func (t *table) passedOver(ch *chunk, i int) bool {
 		return false
 	}
 	t.again = append(t.again, ch.identityOf(i))
-	if len(t.again) >= maxAgain && !t.beside {
+	if len(t.again) >= t.m.o.MaxAgain && !t.beside {
 		t.besideNow()
 	}
 	return true

@@ -78,12 +78,12 @@ func (m *Merger) Note(oid uint32) {
 	}
 }
 
-// Waiting gives the tables that wait for Release.
-func (m *Merger) Waiting() []uint32 {
-	var list []uint32
+// Waiting gives the waits that are to end by Release.
+func (m *Merger) Waiting() []Wait {
+	var list []Wait
 	for _, t := range m.queue {
 		if t.state == checkpoint.TableWaiting {
-			list = append(list, t.def.OID)
+			list = append(list, t.wait)
 		}
 	}
 	return list

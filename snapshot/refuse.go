@@ -1,10 +1,12 @@
 package snapshot
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walrelay/walrelay/checkpoint"
@@ -79,9 +81,42 @@ func isRowSecurity(err *pgconn.PgError) bool {
 	return err.Code == codeInsufficientPrivilege && (err.Routine == "check_enable_rls" || strings.Contains(err.Message, "row-level security"))
 }
 
+// Access says which tables our role cannot read all rows of, and why. The lock that a read
+// takes needs the right on the whole table; on some of its columns is not enough.
+func Access(ctx context.Context, conn *pgx.Conn, oids []uint32) (map[uint32]error, error) {
+	rows, err := conn.Query(ctx, `
+SELECT c.oid, n.nspname::text, c.relname::text, c.relkind = 'p', current_user::text,
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = ANY($1)`, oids)
+	if err != nil {
+		return nil, fmt.Errorf("read privileges on tables: %w", err)
+	}
+	refused := map[uint32]error{}
+	var (
+		oid               uint32
+		at                place
+		role              string
+		readable, secured bool
+	)
+	_, err = pgx.ForEachRow(rows, []any{&oid, &at.schema, &at.name, &at.partitioned, &role, &readable, &secured}, func() error {
+		switch {
+		case !readable:
+			refused[oid] = refuseSelect(at, role, nil)
+		case secured:
+			refused[oid] = refuseRowSecurity(at, role, nil)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read privileges on tables: %w", err)
+	}
+	return refused, nil
+}
+
 func refuseRowSecurity(table place, role string, err error) error {
 	return &checkpoint.Refusal{
-		What: "row-level security hides rows of " + table.String() + " from role " + quote(role),
+		What: fmt.Sprintf("query would be affected by row-level security policy for table %q: it hides rows of %s from role %s", table.name, table, quote(role)),
 		Risk: "a snapshot would lack rows that the stream sends",
 		Remedy: fmt.Sprintf("as a superuser: ALTER ROLE %s BYPASSRLS; or take the table out of the snapshot (snapshot.exclude), or ALTER TABLE %s DISABLE ROW LEVEL SECURITY",
 			quote(role), table.sql()),

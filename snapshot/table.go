@@ -13,8 +13,6 @@ const (
 	// maxPassedKeys is how many keys of one transaction are remembered; beyond it the
 	// chunks that do not see the transaction are read again.
 	maxPassedKeys = 50_000
-	// maxAgain is how many keys may wait to be read again; beyond it the whole table is.
-	maxAgain = 10_000
 	// againPerOrder is how many of them are read at once, while the stream stands still.
 	againPerOrder = 100
 	// retryAfter is how long a read that did not see enough waits for the next try.
@@ -47,6 +45,10 @@ type table struct {
 	removed bool
 	dirty   bool // the progress changed
 
+	// resumed tells that the progress goes on where a checkpoint left it.
+	resumed bool
+
+	wait   Wait           // while it is waiting
 	place  int            // in the queue
 	since  checkpoint.LSN // where the stream stood when the table was added
 	orders []*Order       // outstanding, not cancelled
@@ -122,7 +124,7 @@ func newTable(m *Merger, def Table, p checkpoint.TableProgress) *table {
 	}
 	switch reading := p.State == checkpoint.TableReading; {
 	case reading && !t.whole && !p.Whole:
-		// Goes on behind the last key delivered.
+		t.resumed = true // behind the last key delivered
 	case reading:
 		// Read whole: a restart begins it again. So does a key that came, or went.
 		t.state = checkpoint.TablePending
@@ -290,7 +292,8 @@ func (t *table) change(c *replication.Change) {
 		}
 	}
 	lacking := incomplete(c)
-	if lacking && (c.Op == replication.OpCreate || newKey != oldKey) {
+	if lacking && (c.Op == replication.OpCreate || newKey != oldKey) && !(t.resumed && t.m.delivered(c)) {
+		// One that was delivered is in the progress that went with it, or has been read again.
 		t.readAgain(splitKey(newKey, len(index)))
 	}
 	p := t.remember()
@@ -411,7 +414,7 @@ func (t *table) readAgain(key []string) {
 		}
 	}
 	t.again = append(t.again, key)
-	if len(t.again) > maxAgain && !t.def.Outbox {
+	if len(t.again) > t.m.o.MaxAgain && !t.def.Outbox {
 		t.again = nil
 		t.ranges = append(t.ranges, &span{})
 	}

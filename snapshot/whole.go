@@ -19,7 +19,7 @@ import (
 func (t *table) becomeWhole() {
 	t.m.throwAway(t)
 	t.whole, t.truncateDue, t.emitBefore = true, true, true
-	t.state = checkpoint.TablePending
+	t.state, t.resumed = checkpoint.TablePending, false
 	t.key, t.ranges, t.again = nil, nil, nil
 	for _, p := range t.passed {
 		t.wholly(p)
@@ -52,7 +52,7 @@ func (t *table) wholeChange(c *replication.Change) Verdict {
 	return Hold
 }
 
-// unseenByLatest tells whether something has passed that the newest snapshot does not see.
+// unseenBy tells whether something has passed that s does not see.
 func (t *table) unseenBy(s MVCC) bool {
 	if t.tooOld(s) {
 		return true
@@ -72,7 +72,7 @@ func (t *table) wholeOrder() *Order {
 		return nil
 	}
 	if !t.probed {
-		return &Order{Kind: OrderSnapshot}
+		return &Order{Kind: OrderSnapshot, Flushed: t.m.o.Flushed}
 	}
 	o := &Order{Kind: OrderWhole}
 	t.limits(o)

@@ -36,6 +36,7 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 		Tables:          c.Source.Tables.Match,
 		Messages:        c.Source.Messages.Match,
 		Keys:            c.Source.Keys,
+		Columns:         columnOptions(c.Source.Columns),
 		TableTopic:      tableTopic,
 		MessageTopic:    prefix(c.Topics.Message),
 		Prefix:          c.Topics.Prefix,
@@ -125,6 +126,23 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 		Logger:          log.With().Str("component", "relay").Logger(),
 		Registerer:      reg,
 	}, nil
+}
+
+// columnOptions is the only place where a salt is revealed.
+func columnOptions(tables map[string]config.Columns) map[string]router.ColumnOptions {
+	kinds := map[string]format.MaskKind{
+		config.MaskSHA256: format.MaskSHA256, config.MaskHMAC: format.MaskHMAC, config.MaskTruncate: format.MaskTruncate,
+		config.MaskFixed: format.MaskFixed, config.MaskNull: format.MaskNull,
+	}
+	all := map[string]router.ColumnOptions{}
+	for table, c := range tables {
+		o := router.ColumnOptions{Exclude: c.Exclude, Gone: c.Gone, Masks: map[string]format.Mask{}}
+		for column, m := range c.Mask {
+			o.Masks[column] = format.Mask{Kind: kinds[m.Kind], Text: m.Text, Length: m.Length, Salt: []byte(m.Salt.Reveal())}
+		}
+		all[table] = o
+	}
+	return all
 }
 
 // readAhead is the part of batch.max-bytes that the stream's queue takes, so that the

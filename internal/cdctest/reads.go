@@ -152,8 +152,7 @@ func (f *findings) everyEarlyRow(items []item, truth *Truth, tables map[string]*
 
 // Once checks how often rows are read: once for the table's first snapshot and once for
 // each that was asked for (Truth.Passes); and once more for each change of the key that
-// went out without a column, which is read again, and again where a restart is sent the
-// change once more.
+// went out without a column, which is read again.
 func Once(log *Log, truth *Truth, l Layout) []Violation {
 	f := &findings{rule: "Once"}
 	return f.once(log.items(f), truth, l)
@@ -168,7 +167,7 @@ func (f *findings) once(items []item, truth *Truth, l Layout) []Violation {
 		of := ofTopic(items, l.tableTopic(t))
 		for _, it := range of {
 			if (it.kind == KindCreate || it.kind == KindUpdate) && len(it.env.After) < len(t.Columns) {
-				left[string(it.Key)] += 2
+				left[string(it.Key)]++
 			}
 		}
 		for _, it := range of {

@@ -39,6 +39,7 @@ type Source struct {
 	Publication     string              `yaml:"publication"`
 	PublicationMode string              `yaml:"publication-mode"` // managed | existing
 	Tables          Globs               `yaml:"tables"`
+	Columns         map[string]Columns  `yaml:"columns"` // schema.table → what is hidden of it
 	Messages        PrefixGlobs         `yaml:"messages"`
 	Keyless         string              `yaml:"keyless"`          // refuse | inserts
 	Keys            map[string][]string `yaml:"keys"`             // schema.table → key columns

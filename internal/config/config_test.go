@@ -72,7 +72,7 @@ func TestNameWithADashIsUnderscoredWhereItMustBe(t *testing.T) {
 }
 
 func TestEverythingSet(t *testing.T) {
-	c, err := Parse([]byte(mustRead(t, "testdata/full.yaml")), lookup(map[string]string{"PW": "x: [1]\nname: evil"}),
+	c, err := Parse([]byte(mustRead(t, "testdata/full.yaml")), lookup(map[string]string{"PW": "x: [1]\nname: evil", "PEPPER": "s3cr3t-salt"}),
 		func(string) ([]byte, error) { return []byte("from file\n"), nil })
 	if err != nil {
 		t.Fatal(err)
@@ -82,6 +82,13 @@ func TestEverythingSet(t *testing.T) {
 		Source: Source{
 			DSN: NewDSN("host=db user=u password='s3cr3t-pg' dbname=shop"), Slot: "s", Publication: "p",
 			PublicationMode: PublicationExisting, Tables: Globs{"public.*", "!public.audit_*"}, Messages: PrefixGlobs{"a*"},
+			Columns: map[string]Columns{
+				"public.users": {Exclude: []string{"password_hash"}, Mask: map[string]Mask{
+					"email": {Kind: MaskSHA256}, "phone": {Kind: MaskHMAC, Salt: NewSecret("s3cr3t-salt")},
+					"note": {Kind: MaskTruncate, Length: 8}, "city": {Kind: MaskNull}, "name": {Kind: MaskFixed, Text: "-"},
+				}},
+				"public.old": {Exclude: []string{"a"}, Gone: []string{"a"}},
+			},
 			Keyless: KeylessInserts, Keys: map[string][]string{"public.events": {"tenant", "id"}},
 			MaxRetainedWAL: 50 << 30,
 			PrimaryDSN:     NewDSN("postgres://u:s3cr3t-primary@primary/shop"),
@@ -118,10 +125,15 @@ func TestEverythingSet(t *testing.T) {
 
 func TestEffectiveConfigurationReadsBack(t *testing.T) {
 	for _, file := range []string{"testdata/full.yaml", exampleFile} {
-		c, err := Parse([]byte(mustRead(t, file)), lookup(map[string]string{"PW": "p", "PGPASSWORD": "s3cr3t-pg"}),
+		c, err := Parse([]byte(mustRead(t, file)), lookup(map[string]string{"PW": "p", "PEPPER": "s3cr3t-salt", "PGPASSWORD": "s3cr3t-pg"}),
 			func(string) ([]byte, error) { return []byte("true"), nil })
 		if err != nil {
 			t.Fatal(err)
+		}
+		if users := c.Source.Columns["public.users"]; users.Mask != nil {
+			users.Mask["a: {yes}, #"] = Mask{Kind: MaskFixed, Text: "${Y}, null"}
+			users.Exclude = append(users.Exclude, "a:b", "null", "1")
+			c.Source.Columns["public.users"] = users
 		}
 		c.Source.Keys = map[string][]string{`public.a "b": c`: {"${X}", "yes", "1"}}
 		var out bytes.Buffer
@@ -137,6 +149,9 @@ func TestEffectiveConfigurationReadsBack(t *testing.T) {
 		want.Kafka.SASL.Password = NewSecret(c.Kafka.SASL.Password.String())
 		want.Admin.Token = NewSecret(c.Admin.Token.String())
 		want.Source.Keys = nil
+		if users := c.Source.Columns["public.users"]; users.Mask != nil {
+			users.Mask["phone"] = Mask{Kind: MaskHMAC, Salt: NewSecret(users.Mask["phone"].Salt.String())}
+		}
 		text := out.String()
 		got, err := Parse([]byte(strings.Replace(text, `public.a \"b\": c`, "public.t", 1)), lookup(nil), noFile)
 		if err != nil {

@@ -97,6 +97,8 @@ func (d *decoder) value(n *yaml.Node, path string, v reflect.Value) {
 		return
 	}
 	switch {
+	case v.Type() == reflect.TypeFor[Mask]():
+		d.mask(n, path, v)
 	case isGroup(v.Type()):
 		d.group(n, path, v)
 	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.String:
@@ -283,7 +285,7 @@ func (d *decoder) items(n *yaml.Node, path string, t reflect.Type) ([]*yaml.Node
 	return n.Content, true
 }
 
-// dictionary decodes a mapping with free keys, to strings or to lists of them.
+// dictionary decodes a mapping with free keys.
 func (d *decoder) dictionary(n *yaml.Node, path string, v reflect.Value) {
 	entries, ok := d.entries(n, path, v.Type())
 	if !ok {

@@ -31,6 +31,7 @@ func specs() []spec {
 		{path: "source.publication", doc: "Publication that is read. Default walrelay_<name>."},
 		{path: "source.publication-mode", enum: []string{PublicationManaged, PublicationExisting}, doc: "managed: created and kept equal to tables, with outbox and keyless tables in a second one, <publication>_insert, that publishes inserts only. existing: the named one, used as it is."},
 		{path: "source.tables", doc: "Tables to capture: globs over schema.table with * and ?; a leading ! excludes."},
+		{path: "source.columns", doc: "Columns by schema.table that are left out (exclude) or masked (mask: sha256, null, {hmac-sha256: SALT}, {truncate: N} or {fixed: TEXT}) in everything that leaves. gone: those that the table has no more."},
 		{path: "source.messages", doc: "Prefixes of logical messages to capture, as globs; a leading ! excludes."},
 		{path: "source.keyless", enum: []string{KeylessRefuse, KeylessInserts}, doc: "Tables without replica identity: refuse the start, or publish their inserts only, so that the application's updates go on working."},
 		{path: "source.keys", doc: "Record key columns by schema.table, where the table has no key or another one is wanted."},
@@ -197,9 +198,9 @@ func fieldsOf(v reflect.Value) []field {
 }
 
 // isGroup tells whether t is a mapping with keys of its own; Secret and DSN
-// are structs too, but scalars in the file.
+// are structs too, but scalars in the file, and Mask has a form of its own.
 func isGroup(t reflect.Type) bool {
-	return t.Kind() == reflect.Struct && t != reflect.TypeFor[Secret]() && t != reflect.TypeFor[DSN]()
+	return t.Kind() == reflect.Struct && t != reflect.TypeFor[Secret]() && t != reflect.TypeFor[DSN]() && t != reflect.TypeFor[Mask]()
 }
 
 // holdsSecret tells whether a value of type t is or contains a secret. Values
@@ -208,7 +209,7 @@ func holdsSecret(t reflect.Type) bool {
 	switch {
 	case t == reflect.TypeFor[Secret](), t == reflect.TypeFor[DSN]():
 		return true
-	case t.Kind() == reflect.Slice:
+	case t.Kind() == reflect.Slice, t.Kind() == reflect.Map:
 		return holdsSecret(t.Elem())
 	case t.Kind() == reflect.Struct:
 		for i := range t.NumField() {

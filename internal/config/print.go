@@ -67,6 +67,10 @@ func (p *printer) entry(key string, v reflect.Value, path, indent string) {
 			for _, k := range slices.Sorted(maps.Keys(m)) {
 				fmt.Fprintf(&p.out, "%s  %s: %s\n", indent, yamlText(k), yamlList(m[k]))
 			}
+		case map[string]Columns:
+			for _, k := range slices.Sorted(maps.Keys(m)) {
+				fmt.Fprintf(&p.out, "%s  %s: %s\n", indent, yamlText(k), m[k].flow())
+			}
 		}
 	case v.Kind() == reflect.Map:
 		p.out.WriteString(" {}\n")

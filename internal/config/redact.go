@@ -24,6 +24,11 @@ func (c Config) Redactor() *strings.Replacer {
 		c.Kafka.SASL.Password.Reveal(), c.Kafka.SASL.Token.Reveal(), c.Kafka.SASL.SecretKey.Reveal(),
 		c.Kafka.SASL.SessionToken.Reveal(), c.Admin.Token.Reveal(),
 	}
+	for _, columns := range c.Source.Columns {
+		for _, m := range columns.Mask {
+			secrets = append(secrets, m.Salt.Reveal())
+		}
+	}
 	var public []string
 	for _, dsn := range []DSN{c.Source.DSN, c.Source.PrimaryDSN} {
 		if pg, err := pgconn.ParseConfig(dsn.Reveal()); err == nil && !dsn.IsZero() {

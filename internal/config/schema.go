@@ -73,6 +73,8 @@ func (t table) valueSchema(path string, v reflect.Value, s spec) map[string]any 
 		return map[string]any{"type": nullable("array"), "items": t.groupSchema(path+"[]", reflect.ValueOf(DefaultOutbox()))}
 	case v.Type() == reflect.TypeFor[map[string]string]():
 		return map[string]any{"type": nullable("object"), "additionalProperties": texts}
+	case v.Type() == reflect.TypeFor[map[string]Columns]():
+		return columnsSchema(texts)
 	case v.Type() == reflect.TypeFor[map[string][]string]():
 		return map[string]any{"type": nullable("object"), "additionalProperties": map[string]any{"type": "array", "items": texts, "minItems": 1}}
 	case v.Kind() == reflect.Slice:

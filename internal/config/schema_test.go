@@ -155,7 +155,7 @@ func TestSchemaRefusesWhatIsWrong(t *testing.T) {
 	for _, with := range []string{
 		"verify: {}", "batch: {max-dely: 1s}", "batch: {max-bytes: -1}", "batch: {max-delay: fast}", "topics: {partitions: 0}",
 		"format: {value: xml}", "outbox: [{topic: x}]", "outbox: {table: a.b}", "stop-timeout: 10", "dead-letter: {on: [x]}",
-		"source: {}", "kafka: {brokers: []}", "topics: {create: maybe}",
+		"source: {}", "source: {dsn: x, columns: [public.t]}", "kafka: {brokers: []}", "topics: {create: maybe}",
 	} {
 		text := minimal(with)
 		if key, _, _ := strings.Cut(with, ":"); strings.Contains(minimal(""), "\n"+key+":") {

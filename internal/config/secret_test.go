@@ -48,12 +48,13 @@ func TestSecretsAreNeverShown(t *testing.T) {
 	c.Source.DSN = NewDSN("postgres://u:" + pg + "@h/d?sslpassword=" + pg)
 	c.Kafka.SASL.Password, c.Kafka.SASL.Token, c.Kafka.SASL.SecretKey, c.Kafka.SASL.SessionToken = NewSecret(k), NewSecret(k), NewSecret(k), NewSecret(k)
 	c.Admin.Token = NewSecret(k)
+	c.Source.Columns = map[string]Columns{"public.users": {Mask: map[string]Mask{"phone": {Kind: MaskHMAC, Salt: NewSecret(k)}}}}
 	type hidden struct {
 		s Secret
 		d DSN
 	}
 	for _, v := range []any{
-		c.Kafka.SASL.Password, &c.Kafka.SASL.Password, c.Source.DSN, c.Kafka.SASL, c, &c,
+		c.Kafka.SASL.Password, &c.Kafka.SASL.Password, c.Source.DSN, c.Kafka.SASL, c.Source.Columns, c, &c,
 		hidden{c.Admin.Token, c.Source.DSN}, // fmt calls no methods in there
 	} {
 		out := shown(t, v)
@@ -152,9 +153,10 @@ func TestRedactorStrikesSecretsOutOfForeignTexts(t *testing.T) {
 	c.Kafka.SASL.Password = NewSecret(`s3"cr\et-k`)
 	c.Source.PrimaryDSN = NewDSN("postgres://walrelay:s3cr3t-primary@h/d")
 	c.Admin.Token = NewSecret("short")
+	c.Source.Columns = map[string]Columns{"public.users": {Mask: map[string]Mask{"phone": {Kind: MaskHMAC, Salt: NewSecret("s3cr3t-salt")}}}}
 	quoted, _ := json.Marshal(`s3"cr\et-k`)
 	for _, in := range []string{
-		"s3cr3t-primary", "s3cr3t pg", "s3cr3t%20pg", "s3cr3t+pg", base64.StdEncoding.EncodeToString([]byte("s3cr3t pg")),
+		"s3cr3t-primary", "s3cr3t-salt", "s3cr3t pg", "s3cr3t%20pg", "s3cr3t+pg", base64.StdEncoding.EncodeToString([]byte("s3cr3t pg")),
 		`s3"cr\et-k`, strings.Trim(string(quoted), `"`), url.QueryEscape(`s3"cr\et-k`),
 	} {
 		if got := c.Redactor().Replace("x " + in + " y"); got != "x *** y" {

@@ -193,6 +193,7 @@ func (v *validator) source(c Config) {
 	for _, t := range slices.Sorted(maps.Keys(s.Keys)) {
 		v.keyColumns(join("source.keys", t), t, s.Keys[t])
 	}
+	v.columns(c)
 }
 
 // slotLike is the nearest valid slot name.

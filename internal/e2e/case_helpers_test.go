@@ -104,6 +104,14 @@ func (c *caseRun) streaming() {
 // launch starts an instance. env are variables in the form NAME=value.
 func (c *caseRun) launch(env ...string) *harness.Proc {
 	c.t.Helper()
+	args := append(slices.Clone(env), harness.Binary(c.t), "run", "-c", c.file())
+	c.proc = harness.StartProgram(c.t, "env", nil, args...)
+	return c.proc
+}
+
+// file writes the configuration.
+func (c *caseRun) file() string {
+	c.t.Helper()
 	text, err := yaml.Marshal(c.config)
 	if err != nil {
 		c.t.Fatal(err)
@@ -112,9 +120,16 @@ func (c *caseRun) launch(env ...string) *harness.Proc {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		c.t.Fatal(err)
 	}
-	args := append(slices.Clone(env), harness.Binary(c.t), "run", "-c", file)
-	c.proc = harness.StartProgram(c.t, "env", nil, args...)
-	return c.proc
+	return file
+}
+
+// catchUp runs an instance until it has delivered everything, the snapshot included.
+func (c *caseRun) catchUp() {
+	c.t.Helper()
+	c.proc = harness.StartProgram(c.t, harness.Binary(c.t), nil, "run", "-c", c.file(), "--until-caught-up")
+	if code := c.proc.Wait(3 * harness.DefaultTimeout); code != 0 {
+		c.t.Fatalf("the instance ended with exit code %d", code)
+	}
 }
 
 // startUntil starts an instance that kills itself when its Kafka transaction number n

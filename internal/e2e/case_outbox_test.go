@@ -173,6 +173,10 @@ func TestAStaleEventNeverFollowsANewerOne(t *testing.T) {
 			// decision and its markers has been seen to lose the markers for good, and this is
 			// about the connector.
 			c.kafka.Restart(0)
+			// The same goes for an instance that is killed in the transaction that was open
+			// while the broker was gone.
+			end := c.lsn("SELECT pg_current_wal_lsn()")
+			harness.WaitFor(c.t, "the outbox to be delivered again", 3*harness.DefaultTimeout, func() (bool, error) { return c.confirmed() > end, nil })
 			return
 		}
 		c.kafka.Kill(0)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/walrelay/walrelay/internal/harness"
 )
 
@@ -200,7 +202,12 @@ func TestEachTypeUnderAnySettings(t *testing.T) {
 		{"the database's settings", nil, hostileSettings},
 	} {
 		t.Run(settings.name, func(t *testing.T) {
-			c := caseNew(t, settings.server...)
+			c := caseNew(t, settings.server...).set(caseMap{"snapshot": caseMap{"mode": "initial"}})
+			insert := func() {
+				for i, v := range valueCases {
+					c.pg.Exec(fmt.Sprintf("INSERT INTO v%02d VALUES %s", i, v.rows))
+				}
+			}
 			for i, v := range valueCases {
 				c.pg.Exec(v.types)
 				c.pg.Exec(fmt.Sprintf("CREATE TABLE v%02d (id int PRIMARY KEY, %s)", i, v.columns))
@@ -208,19 +215,26 @@ func TestEachTypeUnderAnySettings(t *testing.T) {
 			for _, s := range settings.database {
 				c.setDatabase(s[0], s[1])
 			}
-			c.start()
 			// The session that writes was opened before the settings changed.
-			for i, v := range valueCases {
-				c.pg.Exec(fmt.Sprintf("INSERT INTO v%02d VALUES %s", i, v.rows))
+			insert()
+			c.catchUp()
+			for i := range valueCases {
+				c.pg.Exec(fmt.Sprintf("DELETE FROM v%02d", i))
 			}
+			insert()
+			c.catchUp()
 			got := map[string][]string{}
-			for _, r := range c.changes() {
-				got[r.Source.Table] = append(got[r.Source.Table], string(r.After))
+			for _, r := range c.parse(c.log().Records) {
+				of := r.Op + " " + r.Source.Table
+				got[of] = append(got[of], string(r.After))
 			}
 			for i, v := range valueCases {
-				after := got[fmt.Sprintf("v%02d", i)]
-				if !slices.Equal(after, v.after) {
-					t.Errorf("%s:\ngot\n\t%s\nwant\n\t%s", v.name, strings.Join(after, "\n\t"), strings.Join(v.after, "\n\t"))
+				for _, op := range []string{"r", "c"} {
+					after := got[fmt.Sprintf("%s v%02d", op, i)]
+					slices.Sort(after) // a chunk's rows share one position
+					if !slices.Equal(after, v.after) {
+						t.Errorf("%s, op %s:\ngot\n\t%s\nwant\n\t%s", v.name, op, strings.Join(after, "\n\t"), strings.Join(v.after, "\n\t"))
+					}
 				}
 			}
 		})
@@ -294,10 +308,10 @@ func TestBeforeOfADeleteHasNoInventions(t *testing.T) {
 	c.expect("the delete", changes[1:], `v d 0 {"id":1} {"id":1} null`, `v x {"id":1}`)
 }
 
-// To a UTF-8 client the server would end the stream at row 2: nothing behind it would
-// arrive, and a restart would meet it again.
-func TestARowWithBytesThatAreNotUTF8IsADeadLetterAndTheOthersArrive(t *testing.T) {
-	c := caseNew(t)
+// caseWithoutEncoding moves the case to a database without an encoding, of which it
+// returns a connection.
+func caseWithoutEncoding(c *caseRun) *pgx.Conn {
+	t := c.t
 	name := "sqa_" + c.name
 	c.pg.Exec("CREATE DATABASE " + name + " ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
 	dsn := c.pg.Server.Database(name)
@@ -305,7 +319,6 @@ func TestARowWithBytesThatAreNotUTF8IsADeadLetterAndTheOthersArrive(t *testing.T
 	conn := caseConnect(t, dsn)
 	caseExec(t, conn, "CREATE TABLE v (id int PRIMARY KEY, t text)")
 	c.set(caseMap{"source": caseMap{"dsn": dsn}})
-	c.start()
 	// Registered behind the instance's own clean-up, which comes later, so it is stopped here.
 	t.Cleanup(func() {
 		c.proc.Kill()
@@ -314,6 +327,15 @@ func TestARowWithBytesThatAreNotUTF8IsADeadLetterAndTheOthersArrive(t *testing.T
 			return err == nil, nil // the walsender takes a moment to notice
 		})
 	})
+	return conn
+}
+
+// To a UTF-8 client the server would end the stream at row 2: nothing behind it would
+// arrive, and a restart would meet it again.
+func TestARowWithBytesThatAreNotUTF8IsADeadLetterAndTheOthersArrive(t *testing.T) {
+	c := caseNew(t)
+	conn := caseWithoutEncoding(c)
+	c.start()
 	for _, sql := range []string{"INSERT INTO v VALUES (1,'a')", `INSERT INTO v VALUES (2, E'\351')`, "INSERT INTO v VALUES (3,'c')"} {
 		caseExec(t, conn, sql)
 	}
@@ -325,5 +347,33 @@ func TestARowWithBytesThatAreNotUTF8IsADeadLetterAndTheOthersArrive(t *testing.T
 	dead := c.expectOnly(log, c.name+".dead-letter")
 	if dead.Headers["reason"] != "encode" || string(dead.Key) != `{"id":2}` || !strings.Contains(string(dead.Value), `"t":"\\xe9"`) {
 		t.Errorf("dead letter: reason %s, key %s, %s", dead.Headers["reason"], dead.Key, dead.Value)
+	}
+}
+
+// So are rows that a snapshot reads; a key of such bytes has no record either.
+func TestSnapshotRowsWithBytesThatAreNotUTF8AreDeadLetters(t *testing.T) {
+	for _, types := range []string{"plain", "debezium"} {
+		t.Run(types, func(t *testing.T) {
+			c := caseNew(t).set(caseMap{"snapshot": caseMap{"mode": "initial"}, "format": caseMap{"types": types}})
+			conn := caseWithoutEncoding(c)
+			caseExec(t, conn, `INSERT INTO v VALUES (1,'a'), (2, E'\351'), (3,'c'); CREATE TABLE k (t text PRIMARY KEY); INSERT INTO k VALUES (E'\351'), ('e')`)
+			c.catchUp()
+			log := c.log()
+			if rows := c.topic(log, c.name+".public.v"); len(rows) != 2 {
+				t.Errorf("%d rows of v, want 2", len(rows))
+			}
+			if rows := c.topic(log, c.name+".public.k"); len(rows) != 1 || string(rows[0].Key) != `{"t":"e"}` {
+				t.Errorf("%d rows of k, want 1", len(rows))
+			}
+			dead := c.topic(log, c.name+".dead-letter")
+			if len(dead) != 2 {
+				t.Fatalf("%d dead letters, want 2", len(dead))
+			}
+			for _, d := range dead {
+				if d.Headers["reason"] != "encode" || !strings.HasSuffix(d.Headers["position"], "-snapshot") || !strings.Contains(string(d.Value), `"t":"\\xe9"`) {
+					t.Errorf("%v %s", d.Headers, d.Value)
+				}
+			}
+		})
 	}
 }

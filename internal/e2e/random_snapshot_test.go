@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -188,10 +189,16 @@ func (s *processStand) ask(r *run) cdctest.Fault {
 		r.workload.Asked(table)
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
-		if out, err := exec.CommandContext(ctx, s.binary, args...).CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, out)
+		for {
+			out, err := exec.CommandContext(ctx, s.binary, args...).CombinedOutput()
+			switch {
+			case err == nil:
+				return strings.Join(args[3:], " "), nil
+			case ctx.Err() == nil && bytes.Contains(out, []byte("the connector has not run yet")): // or not for long enough
+			default:
+				return "", fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, out)
+			}
 		}
-		return strings.Join(args[3:], " "), nil
 	}}
 }
 

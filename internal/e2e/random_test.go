@@ -318,9 +318,19 @@ func (r *run) finish(truth *cdctest.Truth) *cdctest.Log {
 	log := r.catchUp()
 	r.t.Logf("%d transactions committed, %d rolled back, %d records", len(truth.Committed), len(truth.RolledBack), len(log.Records))
 	r.check(cdctest.Validate(log, truth, layout()))
-	r.check(cdctest.Atomic(log, smallRecords))
+	r.check(cdctest.Atomic(log, smallRecords, keyless(truth)...))
 	r.check(cdctest.Sum(log, layout(), "balance", money(truth)...))
 	return log
+}
+
+// keyless gives the topics of tables without a key.
+func keyless(truth *cdctest.Truth) (topics []string) {
+	for _, t := range truth.Tables {
+		if t.Keyless() {
+			topics = append(topics, "shop."+t.ID())
+		}
+	}
+	return topics
 }
 
 // money gives the tables between which money moves.

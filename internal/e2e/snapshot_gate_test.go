@@ -129,12 +129,19 @@ func (g *pgGate) seen(match func(sql string) bool) []string {
 	return out
 }
 
-func (g *pgGate) close() {
+// cut ends every connection.
+func (g *pgGate) cut() {
 	g.mu.Lock()
-	g.closed = true
+	defer g.mu.Unlock()
 	for c := range g.conns {
 		c.reset()
 	}
+}
+
+func (g *pgGate) close() {
+	g.cut()
+	g.mu.Lock()
+	g.closed = true
 	g.changed.Broadcast()
 	g.mu.Unlock()
 	_ = g.listener.Close()

@@ -72,13 +72,15 @@ func (s *session) checkTables(ctx context.Context, tables []replication.Table) e
 	inserts := map[uint32]bool{}
 	for _, t := range tables {
 		outbox := slices.Contains(s.r.o.Publications.Outbox, t.String())
-		if _, keyed := s.r.o.Router.Keys[t.String()]; outbox || keyed {
+		_, keyed := s.r.o.Router.Keys[t.String()]
+		if _, hidden := s.r.o.Router.Columns[t.String()]; outbox || keyed || hidden {
 			oids = append(oids, t.OID)
 			inserts[t.OID] = !t.Updatable
 		}
 	}
-	if len(oids) == 0 {
-		return nil
+	absent, err := s.checkColumns(ctx, tables)
+	if err != nil || len(oids) == 0 {
+		return errors.Join(absent, err)
 	}
 	described, err := replication.Describe(ctx, s.conn, oids)
 	if err != nil {
@@ -88,7 +90,7 @@ func (s *session) checkTables(ctx context.Context, tables []replication.Table) e
 	if err != nil {
 		return err
 	}
-	var problems []error
+	problems := []error{absent}
 	for _, oid := range oids {
 		rel := described[oid]
 		if rel == nil {

@@ -50,6 +50,7 @@ type loop struct {
 	stopping  bool
 	horizons  <-chan checkpoint.Publication
 	news      <-chan news
+	lost      <-chan error // the primary, where that is not the source
 	publish   []checkpoint.Publication
 	published bool // publish changed and is not in a checkpoint yet
 }
@@ -66,6 +67,10 @@ const idleInterval = 2 * time.Second
 
 // eventsPerLook is how many events are taken between two looks at everything else.
 const eventsPerLook = 256
+
+// eventsPerTxn is how many are taken, at most, to come to the end of a source transaction:
+// rows of a snapshot go out only there, and a stream that never pauses must not keep them.
+const eventsPerTxn = 16 * eventsPerLook
 
 // errPublicationsReady ends a session so that the next one names a publication whose
 // horizon the slot has reached.
@@ -206,6 +211,8 @@ func (l *loop) wait(block bool, ready <-chan struct{}, wake <-chan time.Time, st
 			return l.horizon(p)
 		case n := <-l.news:
 			return l.hear(n)
+		case err := <-l.lost:
+			return err
 		case <-*stop:
 			l.stop(stop, budget)
 		default:
@@ -221,6 +228,8 @@ func (l *loop) wait(block bool, ready <-chan struct{}, wake <-chan time.Time, st
 		return l.horizon(p)
 	case n := <-l.news:
 		return l.hear(n)
+	case err := <-l.lost:
+		return err
 	case c := <-l.merging.readers.Chunks():
 		l.now = time.Now()
 		return l.merging.arrived(c)
@@ -259,7 +268,7 @@ func (l *loop) finished() bool {
 // is there at the moment, or is to be taken: the stream stands still for the snapshot's
 // sake until paused, which is not zero then.
 func (l *loop) takeEvents(ctx context.Context) (drained bool, paused time.Time, err error) {
-	for range eventsPerLook {
+	for n := 0; n < eventsPerLook || l.inTxn && n < eventsPerTxn && l.merging.merger.Active(); n++ {
 		if l.stalled || l.stopping {
 			return false, paused, nil
 		}
@@ -322,7 +331,10 @@ func (l *loop) reached(lsn checkpoint.LSN) {
 
 func (l *loop) change(ctx context.Context, ev *replication.Event) error {
 	c := ev.Change
-	verdict := l.merging.passing(c) // what was delivered before the restart, too
+	verdict, err := l.merging.passing(c) // what was delivered before the restart, too
+	if err != nil {
+		return err
+	}
 	switch {
 	case c.Txn == nil:
 		if l.pos.HasMessage(c.LSN) {
@@ -420,7 +432,7 @@ func (l *loop) advance(ends bool) {
 
 // maybeDeliver starts the delivery of the batch in hand if it is time to.
 func (l *loop) maybeDeliver(drained bool) {
-	if !l.filling.Moved() && !l.published && !l.merging.merger.Moving() && !l.merging.requests.moving || !l.due(drained) {
+	if !l.filling.Moved() && !l.published && !l.merging.moving() || !l.due(drained) {
 		return
 	}
 	b := l.filling
@@ -539,7 +551,8 @@ func (l *loop) hear(n news) error {
 		// let us give: without us it ends at once.
 		return n.down
 	}
-	return l.merging.news(n)
+	l.merging.news(n)
+	return nil
 }
 
 // horizon takes a publication's horizon into the next checkpoint.

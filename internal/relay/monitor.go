@@ -10,6 +10,7 @@ import (
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/snapshot"
 )
 
 // monitor looks at the catalog beside the stream, on a connection of its own: it keeps
@@ -27,7 +28,8 @@ type monitor struct {
 	conn *replication.Conn
 	// primary is where tables are read; the same as conn unless that is a standby.
 	primary *replication.Conn
-	bounds  map[uint32]checkpoint.XID
+	bounds  map[snapshot.Wait]checkpoint.XID
+	listed  []snapshot.Table // as last looked
 	// saidWaiting tells that the transactions that tables wait for were said.
 	saidWaiting bool
 	said        string // the problem said last
@@ -58,7 +60,7 @@ func newMonitor(s *session, publications []checkpoint.Publication) *monitor {
 		}
 	}
 	m.news = make(chan news, 16)
-	m.bounds = map[uint32]checkpoint.XID{}
+	m.bounds = map[snapshot.Wait]checkpoint.XID{}
 	return m
 }
 

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -16,7 +17,8 @@ type news struct {
 	seen     snapshot.MVCC    // the primary's current one; zero for none
 	tables   []snapshot.Table // all that are published, if looked
 	looked   bool
-	released []uint32 // tables that need not wait any more
+	trees    []treeNews      // what changed in the partitions of tables
+	released []snapshot.Wait // that are over
 	requests []checkpoint.Request
 	from     int64 // the offset from which requests were read
 	next     int64 // the offset up to which they were; 0 where none were
@@ -39,34 +41,35 @@ func (m *monitor) snapshots(ctx context.Context, catalog bool) error {
 	}
 	var n news
 	if catalog {
-		if err := m.tables(ctx, &n); err != nil {
+		if n.tables, err = m.s.published(ctx, m.conn, m.s.named); err != nil {
 			return err
 		}
+		n.looked = true
 	}
 	waiting := m.s.waits.list()
-	for oid := range m.bounds {
-		if !slices.Contains(waiting, oid) {
-			delete(m.bounds, oid)
-		}
-	}
+	maps.DeleteFunc(m.bounds, func(w snapshot.Wait, _ checkpoint.XID) bool { return !slices.Contains(waiting, w) })
 	if n.seen, err = snapshot.Current(ctx, conn); err != nil {
 		return err
 	}
 	var running []replication.RunningTransaction
-	for _, oid := range waiting {
-		bound, ok := m.bounds[oid]
+	for _, w := range waiting {
+		bound, ok := m.bounds[w]
 		if !ok {
 			// Only now: the loop remembers what passes of a table from the moment on at which it
 			// says that it waits.
 			if bound, err = replication.RunningBound(ctx, conn); err != nil {
 				return err
 			}
-			m.bounds[oid] = bound
+			m.bounds[w] = bound
+			continue
+		}
+		// A table that the stream brought is not read before its partitions were looked at:
+		// one that is attached later has to be noticed.
+		if listed := func(t snapshot.Table) bool { return t.OID == w.OID }; n.seen.Xmin >= bound && !slices.ContainsFunc(m.listed, listed) {
 			continue
 		}
 		if n.seen.Xmin >= bound {
-			n.released = append(n.released, oid)
-			delete(m.bounds, oid) // another wait of the same table has another bound
+			n.released = append(n.released, w)
 			continue
 		}
 		if running == nil {
@@ -78,6 +81,13 @@ func (m *monitor) snapshots(ctx context.Context, catalog bool) error {
 	}
 	if len(waiting) == 0 && m.saidWaiting {
 		m.sayWaiting(nil)
+	}
+	if catalog {
+		// At the end: what it has found once it finds no more, so that it has to be told.
+		if n.trees, err = m.s.watch.look(ctx, m.conn, m.s.named, n.tables); err != nil {
+			return err
+		}
+		m.listed = n.tables
 	}
 	m.tell(ctx, n)
 	return nil
@@ -98,26 +108,15 @@ func (m *monitor) sayWaiting(running []replication.RunningTransaction) {
 
 // primaryConn gives the connection to where tables are read.
 func (m *monitor) primaryConn(ctx context.Context) (*replication.Conn, error) {
-	if m.s.r.o.Snapshot.PrimaryDSN == "" {
+	if m.s.primary == nil {
 		return m.conn, nil
 	}
 	if m.primary == nil {
 		var err error
-		if m.primary, err = m.s.r.primary(ctx); err != nil {
-			return nil, err
-		}
+		m.primary, err = m.s.primary.connect(ctx)
+		return m.primary, err
 	}
-	return m.primary, nil
-}
-
-// tables lists the published tables.
-func (m *monitor) tables(ctx context.Context, n *news) error {
-	tables, err := m.s.published(ctx, m.conn)
-	if err != nil {
-		return err
-	}
-	n.tables, n.looked = tables, true
-	return nil
+	return m.primary, m.s.primary.alive(ctx)
 }
 
 // watchRequests reads who asks for tables to be read again, on its own: a Kafka that

@@ -93,6 +93,7 @@ type Relay struct {
 	committed checkpoint.LSN
 	// deliverySince is when the batch on its way to Kafka left; zero while none is.
 	deliverySince time.Time
+	partitions    map[uint32][]string // warnings, by table
 }
 
 // New makes a Relay; Run runs it.

@@ -43,6 +43,8 @@ type session struct {
 	named   []string       // publications that START_REPLICATION names
 	keys    map[uint32][]string
 	waits   waits
+	primary *primary // nil where tables are read at the stream's source
+	watch   *treeWatch
 	// slotSnapshot is the MVCC snapshot at the creation of the slot, in this session.
 	slotSnapshot string
 	// before are the tables that were published before that.
@@ -444,15 +446,18 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	types := &format.Cache{Query: func(sql string) ([][][]byte, error) {
+	types := &format.Cache{TypeName: s.stream.TypeName, Ask: func(queries ...string) ([][][][]byte, error) {
 		ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
 		defer cancel()
-		return replication.TextRows(ctx, s.conn, sql)
+		return replication.TextResults(ctx, s.conn, queries...)
 	}}
 	ro := s.r.o.Router
 	ro.Database = s.facts.Database.Name
-	ro.Types = types.Lookup
+	ro.Types, ro.TypesAt = types.Lookup, types.Current
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
+		return err
+	}
+	if err := s.guardColumns(ctx); err != nil {
 		return err
 	}
 	topics, err := s.claimTopics(s.router)
@@ -490,8 +495,14 @@ func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 	if l.merging, err = s.newMerging(ctx, l, cp); err != nil {
 		return err
 	}
+	connect := s.r.connect
+	if s.r.o.Snapshot.PrimaryDSN != "" {
+		s.primary = newPrimary(s.r.primary)
+		connect, l.lost = s.primary.connect, s.primary.lost
+		defer s.primary.close(context.WithoutCancel(ctx))
+	}
 	l.merging.readers = snapshot.NewReaders(ctx, snapshot.ReaderOptions{
-		Connect: s.r.primary, N: s.r.o.Snapshot.Readers, Publications: s.named, Logger: s.log.With().Str("component", "snapshot").Logger(),
+		Connect: connect, N: s.r.o.Snapshot.Readers, Publications: s.named, Logger: s.log.With().Str("component", "snapshot").Logger(),
 	})
 	defer l.merging.readers.Close()
 	if !l.merging.merger.Active() {

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -46,6 +47,7 @@ type merging struct {
 
 	slotSnapshot string // for the checkpoint; empty once it is of no use
 	requests     requests
+	partitions   partitions
 
 	// sealed is how far the batch on its way may be confirmed, and free how far the
 	// committed position may: what the memory of a restart needs has to be sent again.
@@ -57,6 +59,7 @@ type merging struct {
 	bytes      int       // of rows in the batch in hand
 	lastChange time.Time // when the stream last sent a change
 	more       bool      // rows may go out and did not fit
+	failed     error     // the catalog could not be asked about a table
 	report     progressReport
 
 	published []snapshot.Table // as last looked
@@ -76,12 +79,25 @@ const (
 )
 
 // passing hands a change of the stream to the merger and gives what becomes of it.
-func (g *merging) passing(c *replication.Change) snapshot.Verdict {
+func (g *merging) passing(c *replication.Change) (snapshot.Verdict, error) {
 	if c.Relation == nil {
-		return snapshot.Emit
+		return snapshot.Emit, nil
 	}
 	g.lastChange = g.l.now
-	return g.merger.Change(c)
+	if c.Op == replication.OpTruncate {
+		g.partitions.truncated(g, c)
+	}
+	verdict := g.merger.Change(c)
+	return verdict, g.failed
+}
+
+// discover is asked for a table that the stream sends and nobody knows.
+func (g *merging) discover(rel *replication.Relation) (snapshot.Table, checkpoint.TableProgress, bool) {
+	t, p, found, err := g.l.s.discover(rel)
+	if err != nil {
+		g.failed = fmt.Errorf("describe table %s, which is new: %w", t, err)
+	}
+	return t, p, found
 }
 
 // hold routes a change into its table's side batch.
@@ -94,8 +110,17 @@ func (g *merging) hold(ctx context.Context, c *replication.Change) error {
 		}
 		g.held[c.Relation.OID] = b
 	}
+	// While a source transaction is open the stream cannot wait for the rows. Read again
+	// from the beginning, the table has them contain the transaction.
+	if limit := heldFactor * g.l.s.r.o.Limits.Bytes; b.Bytes() > limit {
+		return fmt.Errorf("%w: a transaction changes more than %d bytes of table %s while its rows are being read; the table is read again behind it",
+			snapshot.ErrBroken, limit, g.merger.Label(c.Relation.OID))
+	}
 	return g.l.route(ctx, c, b)
 }
+
+// heldFactor times a batch is what is held of one table at most.
+const heldFactor = 8
 
 // paused tells whether no further source transaction is to be taken for the moment.
 func (g *merging) paused() (bool, time.Time) {
@@ -180,10 +205,11 @@ func (g *merging) emit(ctx context.Context) error {
 		}
 		c := replication.Change{
 			Op: replication.OpRead, Relation: row.Relation, New: row.Tuple,
-			Read: &replication.ReadPoint{CommitLSN: l.pos.CommitLSN, Time: row.Time},
+			Read: &replication.ReadPoint{CommitLSN: l.pos.CommitLSN, Time: row.Time, Xmin: row.Xmin},
 		}
 		if row.Truncate {
 			c.Op, c.New = replication.OpTruncate, nil
+			l.s.r.clearPartitions(row.Table)
 		}
 		if err := l.route(ctx, &c, l.filling); err != nil {
 			return err
@@ -238,12 +264,12 @@ func (g *merging) due(drained bool) bool {
 	case g.bytes >= g.share():
 		return true
 	case !g.l.filling.Ready():
-		return drained && (g.merger.Moving() || g.requests.moving)
+		return drained && g.moving()
 	}
 	return false
 }
 
-// filling tells whether more rows are about to come into the batch in hand.
+// rowsComing tells whether more rows are about to come into the batch in hand.
 func (g *merging) rowsComing() bool { return g.more && g.bytes < g.share() }
 
 // checkpoint adds what the batch's checkpoint holds of the snapshot.
@@ -254,6 +280,7 @@ func (g *merging) checkpoint(cp *checkpoint.Checkpoint) {
 	cp.Tables = g.merger.Progress()
 	cp.SlotSnapshot = g.slotSnapshot
 	g.requests.checkpoint(cp)
+	g.partitions.checkpoint(cp)
 	g.bytes = 0
 	// Taken with the progress: what a table needs no more once it is done, a restart needs
 	// that does not find it done.
@@ -268,7 +295,12 @@ func (g *merging) delivered() { g.free = max(g.free, g.sealed) }
 
 // finished tells whether every table is read, and a checkpoint holds that.
 func (g *merging) finished() bool {
-	return !g.merger.Active() && !g.merger.Moving() && !g.requests.moving && len(g.requests.queue) == 0
+	return !g.merger.Active() && !g.moving() && len(g.requests.queue) == 0 && g.partitions.finished()
+}
+
+// moving tells whether something changed that no checkpoint holds yet.
+func (g *merging) moving() bool {
+	return g.merger.Moving() || g.requests.moving || len(g.partitions.changed) > 0
 }
 
 // wake is when something may have to be done though nothing arrives; 0 for never.
@@ -283,20 +315,20 @@ func (g *merging) wake() time.Duration {
 }
 
 // news takes what the monitor found.
-func (g *merging) news(n news) error {
+func (g *merging) news(n news) {
 	if !n.seen.IsZero() {
 		g.merger.Saw(n.seen)
 	}
 	if n.looked {
 		g.compare(n.tables)
 	}
-	for _, oid := range n.released {
-		g.merger.Release(oid)
-		g.merger.Note(oid)
+	for _, w := range n.released {
+		g.merger.Release(w)
+		g.merger.Note(w.OID)
 	}
 	g.requests.take(g, n)
+	g.partitions.take(g, n.trees)
 	g.shareWaiting()
-	return nil
 }
 
 // compare takes the published tables as the monitor found them: it adds those that are
@@ -325,6 +357,7 @@ func (g *merging) compare(tables []snapshot.Table) {
 		if g.missing[oid] {
 			g.l.s.log.Info().Str("table", g.merger.Label(oid)).Msg("table is not published any more")
 			g.merger.Remove(oid)
+			g.partitions.remove(g, oid)
 			delete(missing, oid)
 		}
 	}

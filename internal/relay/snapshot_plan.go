@@ -13,11 +13,11 @@ import (
 	"github.com/walrelay/walrelay/snapshot"
 )
 
-// published lists the tables that the stream's publications publish and that are
-// captured, as they are read. Only named publications count: changes of a table in another
-// one are not sent yet, and would be missing behind its rows.
-func (s *session) published(ctx context.Context, conn *replication.Conn) ([]snapshot.Table, error) {
-	list, err := snapshot.Tables(ctx, conn, s.named)
+// published lists the tables that the publications publish and that are captured, as they
+// are read. Of a publication that the stream does not name yet no table is to be read: its
+// changes would be missing behind its rows.
+func (s *session) published(ctx context.Context, conn *replication.Conn, publications []string) ([]snapshot.Table, error) {
+	list, err := snapshot.Tables(ctx, conn, publications)
 	if err != nil {
 		return nil, err
 	}
@@ -35,14 +35,19 @@ func (s *session) published(ctx context.Context, conn *replication.Conn) ([]snap
 	return tables, nil
 }
 
+// names lists publications.
+func names(list []checkpoint.Publication) []string {
+	out := make([]string, len(list))
+	for i, p := range list {
+		out[i] = p.Name
+	}
+	return out
+}
+
 // publishedBefore notes what is published before the slot is created. A table that joins
 // while it is being created has to wait like any that joins later.
 func (s *session) publishedBefore(ctx context.Context) error {
-	s.named = nil
-	for _, p := range s.publications() {
-		s.named = append(s.named, p.Name)
-	}
-	tables, err := s.published(ctx, s.conn)
+	tables, err := s.published(ctx, s.conn, names(s.publications()))
 	if err != nil {
 		return err
 	}
@@ -64,21 +69,24 @@ func (s *session) wanted(t snapshot.Table) bool {
 
 // newMerging makes the loop's part in the snapshot, from what the checkpoint has of it.
 func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpoint) (*merging, error) {
-	tables, err := s.published(ctx, s.conn)
+	tables, err := s.published(ctx, s.conn, s.named)
 	if err != nil {
 		return nil, err
 	}
-	o := snapshot.Options{ChunkRows: s.r.o.Snapshot.Rows, ChunkBytes: s.r.o.Snapshot.Bytes, Readers: s.r.o.Snapshot.Readers, Discover: s.discover}
+	all, err := s.published(ctx, s.conn, names(s.publications()))
+	if err != nil {
+		return nil, err
+	}
+	g := &merging{l: l, slotSnapshot: cp.SlotSnapshot, published: tables, partitions: newPartitions(cp.Trees)}
+	o := snapshot.Options{ChunkRows: s.r.o.Snapshot.Rows, ChunkBytes: s.r.o.Snapshot.Bytes, Readers: s.r.o.Snapshot.Readers, Discover: g.discover,
+		Delivered: cp.Position, Flushed: s.facts.Database.InRecovery}
 	if cp.SlotSnapshot != "" {
 		if o.SlotSnapshot, err = snapshot.ParseMVCC(cp.SlotSnapshot); err != nil {
 			return nil, fmt.Errorf("read the slot's snapshot from the checkpoint: %w", err)
 		}
 	}
-	o.Delivered = cp.Position
-	g := &merging{l: l, merger: snapshot.NewMerger(o, l.sent), slotSnapshot: cp.SlotSnapshot}
-	present := map[uint32]bool{}
+	g.merger = snapshot.NewMerger(o, l.sent)
 	for _, t := range tables {
-		present[t.OID] = true
 		p, known := cp.Tables[t.OID]
 		switch {
 		case known && p.State != checkpoint.TableDone && p.Request == nil && !s.wanted(t):
@@ -103,13 +111,18 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 				p, known = checkpoint.TableProgress{Table: t.String(), State: checkpoint.TableDone}, false
 			}
 		}
+		if parts := attachedTo(p.Request); parts != nil && p.State != checkpoint.TableDone {
+			if t, err = s.inParts(ctx, t, parts); err != nil {
+				return nil, err
+			}
+		}
 		g.merger.Add(t, p)
 		if !known {
 			g.merger.Note(t.OID)
 		}
 	}
 	for oid, p := range cp.Tables {
-		if !present[oid] {
+		if !slices.ContainsFunc(all, func(t snapshot.Table) bool { return t.OID == oid }) {
 			g.merger.Add(snapshot.Table{OID: oid, Name: p.Table}, checkpoint.TableProgress{State: checkpoint.TableDone})
 			g.merger.Remove(oid)
 			if p.State != checkpoint.TableDone {
@@ -117,38 +130,45 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 			}
 		}
 	}
-	// Those that are there already belong to what a run until caught up has to do.
+	for root := range cp.Trees {
+		if !slices.ContainsFunc(all, func(t snapshot.Table) bool { return t.OID == root }) {
+			g.partitions.remove(g, root)
+		}
+	}
+	// What is there already belongs to what a run until caught up has to do.
 	n := news{from: cp.Requests}
+	s.watch = newTreeWatch(g.partitions.known)
+	if n.trees, err = s.watch.look(ctx, s.conn, s.named, tables); err != nil {
+		return nil, err
+	}
 	if n.requests, n.next, err = s.store.Requests(ctx, cp.Requests); err != nil {
 		return nil, onKafka(err)
 	}
-	g.published = tables
 	g.requests.take(g, n)
+	g.partitions.take(g, n.trees)
 	g.shareWaiting()
 	return g, nil
+}
+
+// inParts says how single partitions of a table are read.
+func (s *session) inParts(ctx context.Context, t snapshot.Table, parts []uint32) (snapshot.Table, error) {
+	bounds, err := replication.ReadPartBounds(ctx, s.conn, parts)
+	t.Where, t.Estimate = bounded(parts, func(oid uint32) string { return bounds[oid].Condition }), -1
+	return t, err
 }
 
 // backlogOf says how an outbox table's rows are read. Without a Key it has none to read.
 func (s *session) backlogOf(ctx context.Context, t snapshot.Table) (snapshot.Table, error) {
 	b, err := s.readBacklog(ctx, t.OID, t.String())
-	if err != nil {
-		return t, err
-	}
-	t.Key, t.Identity, t.Whole, t.Where = b.order, b.primary, false, b.where
-	return t, nil
-}
-
-// backlog is how an outbox table's rows, there at the first start, are read.
-type backlog struct {
-	order   []string // nil: there are none to read
-	primary []string
-	where   string
+	t.Key, t.Identity, t.Whole, t.Where = b.Order, b.Primary, false, b.Pending
+	return t, err
 }
 
 // readBacklog looks at an outbox table, and refuses where its rows cannot be told apart:
-// published ones from those that are not, or one from the other.
-func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (backlog, error) {
-	var none backlog
+// published ones from those that are not, or one from the other. Without an Order there
+// are none to read.
+func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (b router.Backlog, err error) {
+	var none router.Backlog
 	setting := s.r.o.Snapshot.Outbox[name]
 	described, err := replication.Describe(ctx, s.conn, []uint32{oid})
 	if err != nil {
@@ -158,10 +178,6 @@ func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (bac
 	if rel == nil {
 		return none, nil
 	}
-	primary, err := replication.PrimaryKey(ctx, s.conn, oid)
-	if err != nil {
-		return none, err
-	}
 	notNull, err := replication.NotNullColumns(ctx, s.conn, oid)
 	if err != nil {
 		return none, err
@@ -170,22 +186,21 @@ func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (bac
 	if err != nil {
 		return none, err
 	}
-	b, err := trial.Backlog(rel, primary, func(column string) bool { return slices.Contains(notNull, column) })
+	b, err = trial.Backlog(rel, func(column string) bool { return slices.Contains(notNull, column) })
 	if err != nil {
 		return none, err
 	}
-	out := backlog{order: b.Order, primary: primary}
-	if setting == BacklogPending {
-		out.where = b.Pending
+	if setting != BacklogPending {
+		b.Pending = ""
 	}
-	if (setting != BacklogPending || b.Mark != "") && primary != nil {
-		return out, nil
+	if (setting != BacklogPending || b.Mark != "") && b.Primary != nil {
+		return b, nil
 	}
 	rows, err := replication.HasRows(ctx, s.conn, rel.Schema, rel.Name)
 	if err != nil || !rows {
 		return none, err
 	}
-	if primary == nil {
+	if b.Primary == nil {
 		return none, &checkpoint.Refusal{
 			What:   fmt.Sprintf("outbox table %s has rows and no primary key", name),
 			Risk:   "a row that is there already and is written while it is read could go out twice",
@@ -213,43 +228,32 @@ func (s *session) checkReadable(ctx context.Context) error {
 		}
 	}
 	var oids []uint32
-	names := map[uint32]string{}
 	var problems []error
 	done := func(oid uint32) bool { return s.facts.Checkpoint.Tables[oid].State == checkpoint.TableDone }
 	tables, err := s.planned(ctx)
 	if err != nil {
 		return err
 	}
-	outbox := map[uint32]bool{}
+	outbox := map[uint32]string{}
 	for _, t := range tables {
 		if done(t.OID) || !s.wanted(t) {
 			continue
 		}
 		oids = append(oids, t.OID)
-		names[t.OID] = t.String()
-		outbox[t.OID] = t.Outbox && s.facts.Checkpoint.Tables[t.OID].State == ""
+		if t.Outbox && s.facts.Checkpoint.Tables[t.OID].State == "" {
+			outbox[t.OID] = t.String()
+		}
 	}
-	access, err := replication.ReadAccess(ctx, s.conn, oids)
+	refused, err := snapshot.Access(ctx, s.conn, oids)
 	if err != nil {
 		return err
 	}
-	for _, a := range access {
-		name := names[a.OID]
+	for _, oid := range oids {
 		switch {
-		case !a.Select:
-			problems = append(problems, &checkpoint.Refusal{
-				What:   fmt.Sprintf("role %s may not read table %s", s.facts.Database.Role.Name, name),
-				Risk:   "the rows that are in it could not be sent",
-				Remedy: fmt.Sprintf("GRANT SELECT ON %s TO %s; and USAGE on its schema; or name it under snapshot.exclude to send only changes from now on", a.Quoted, a.Role),
-			})
-		case a.RowSecurity:
-			problems = append(problems, &checkpoint.Refusal{
-				What:   fmt.Sprintf("query would be affected by row-level security policy for table %q (%s)", a.Name, name),
-				Risk:   "a policy hides rows from the snapshot, while the stream sends the changes of all rows",
-				Remedy: fmt.Sprintf("ALTER ROLE %s BYPASSRLS; or name the table under snapshot.exclude", a.Role),
-			})
-		case outbox[a.OID]:
-			if _, err := s.readBacklog(ctx, a.OID, name); err != nil {
+		case refused[oid] != nil:
+			problems = append(problems, refused[oid])
+		case outbox[oid] != "":
+			if _, err := s.readBacklog(ctx, oid, outbox[oid]); err != nil {
 				problems = append(problems, err)
 			}
 		}
@@ -263,8 +267,7 @@ func (s *session) planned(ctx context.Context) ([]snapshot.Table, error) {
 		if !s.facts.PublicationFound {
 			return nil, nil
 		}
-		s.named = []string{s.facts.Publication}
-		return s.published(ctx, s.conn)
+		return s.published(ctx, s.conn, []string{s.facts.Publication})
 	}
 	var tables []snapshot.Table
 	for _, list := range [][]replication.Table{s.plan.All, s.plan.Insert} {
@@ -277,11 +280,11 @@ func (s *session) planned(ctx context.Context) ([]snapshot.Table, error) {
 
 // discover describes a table that the stream sends and that was not published when this
 // session looked: it is read once the monitor has found since when it is.
-func (s *session) discover(rel *replication.Relation) (snapshot.Table, checkpoint.TableProgress, bool) {
-	t := snapshot.Table{OID: rel.OID, Schema: rel.Schema, Name: rel.Name, Estimate: -1}
-	waiting := checkpoint.TableProgress{State: checkpoint.TableWaiting}
+func (s *session) discover(rel *replication.Relation) (t snapshot.Table, waiting checkpoint.TableProgress, found bool, err error) {
+	t = snapshot.Table{OID: rel.OID, Schema: rel.Schema, Name: rel.Name, Estimate: -1}
+	waiting.State = checkpoint.TableWaiting
 	if slices.Contains(s.r.o.Publications.Outbox, t.String()) || !s.r.o.Router.Tables(rel.Schema, rel.Name) || !s.wanted(t) {
-		return t, waiting, false
+		return t, waiting, false, nil
 	}
 	for _, i := range rel.Key() {
 		t.Key = append(t.Key, rel.Columns[i].Name)
@@ -292,28 +295,29 @@ func (s *session) discover(rel *replication.Relation) (snapshot.Table, checkpoin
 		// dropped since there are none, and the changes are all there is.
 		ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
 		defer cancel()
-		if found, err := replication.Describe(ctx, s.conn, []uint32{rel.OID}); err == nil && found[rel.OID] == nil {
-			return t, waiting, false
+		described, err := replication.Describe(ctx, s.conn, []uint32{rel.OID})
+		if err != nil || described[rel.OID] == nil {
+			return t, waiting, false, err
 		}
 	}
-	return t, waiting, true
+	return t, waiting, true, nil
 }
 
-// waits are the tables that wait for transactions to end; the loop fills it, the monitor
-// looks at it.
+// waits are those of tables for transactions to end; the loop fills it, the monitor looks
+// at it.
 type waits struct {
 	mu   sync.Mutex
-	oids []uint32
+	open []snapshot.Wait
 }
 
-func (w *waits) set(oids []uint32) {
+func (w *waits) set(open []snapshot.Wait) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.oids = oids
+	w.open = open
 }
 
-func (w *waits) list() []uint32 {
+func (w *waits) list() []snapshot.Wait {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.Clone(w.oids)
+	return slices.Clone(w.open)
 }

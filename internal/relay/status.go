@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -71,6 +72,9 @@ func (r *Relay) Status() Status {
 	s.WaitingFor = append([]string(nil), s.WaitingFor...)
 	s.Problems = append([]string(nil), s.Problems...)
 	s.Warnings = append([]string(nil), s.Warnings...)
+	for _, root := range slices.Sorted(maps.Keys(r.partitions)) {
+		s.Warnings = append(s.Warnings, r.partitions[root]...)
+	}
 	if took := r.stalledLocked(); took > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("Kafka has not taken a batch for %s: waiting for it, nothing is lost and nothing is confirmed meanwhile", took.Round(time.Second)))
 	}
@@ -222,6 +226,32 @@ func (r *Relay) setWarnings(log zerolog.Logger, list []string) {
 			log.Warn().Msg(w)
 		}
 	}
+}
+
+// partitionWarnings is how many are kept of a table; older ones are in the log.
+const partitionWarnings = 10
+
+// warnPartitions notes what partitions of a table did beside the stream, until the table is
+// repaired.
+func (r *Relay) warnPartitions(root uint32, text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := r.partitions[root]
+	if slices.Contains(list, text) {
+		return
+	}
+	if r.partitions == nil {
+		r.partitions = map[uint32][]string{}
+	}
+	list = append(list, text)
+	r.partitions[root] = list[max(0, len(list)-partitionWarnings):]
+}
+
+// clearPartitions forgets it: consumers have been told to empty the table.
+func (r *Relay) clearPartitions(root uint32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.partitions, root)
 }
 
 // setSnapshot notes how far the tables are read.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -315,17 +317,41 @@ func (s *session) fence(ctx context.Context, store *ckafka.Store, first checkpoi
 func (s *session) prepare(ctx context.Context, at checkpoint.LSN) (err error) {
 	ro := s.o.Router
 	ro.Database, ro.Replay = s.db.Name, s.o.ID
-	types := &format.Cache{Query: func(sql string) ([][][]byte, error) {
+	if s.stream, err = s.open(ctx, at); err != nil {
+		return err
+	}
+	types := &format.Cache{TypeName: s.stream.TypeName, Ask: func(queries ...string) ([][][][]byte, error) {
 		ctx, cancel := context.WithTimeout(s.base, lookupTimeout)
 		defer cancel()
-		return replication.TextRows(ctx, s.conn, sql)
+		return replication.TextResults(ctx, s.conn, queries...)
 	}}
-	ro.Types = types.Lookup
+	ro.Types, ro.TypesAt = types.Lookup, types.Current
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
 		return err
 	}
-	s.stream, err = s.open(ctx, at)
-	return err
+	return s.guard(ctx)
+}
+
+// guard tells the router of the tables whose columns are hidden, before anything is sent.
+func (s *session) guard(ctx context.Context) error {
+	if len(s.o.Router.Columns) == 0 {
+		return nil
+	}
+	tables, err := replication.Tables(ctx, s.conn)
+	if err != nil {
+		return err
+	}
+	var oids []uint32
+	for _, t := range tables {
+		if _, hidden := s.o.Router.Columns[t.String()]; hidden {
+			oids = append(oids, t.OID)
+		}
+	}
+	described, err := replication.Describe(ctx, s.conn, oids)
+	if err != nil {
+		return err
+	}
+	return s.router.Guard(slices.Collect(maps.Values(described))...)
 }
 
 // topic makes a target known: it has as many partitions as its live twin.

@@ -1,7 +1,6 @@
 package format
 
 import (
-	"bytes"
 	"strconv"
 	"strings"
 )
@@ -85,7 +84,7 @@ func appendSchemaTail(dst []byte, c connectType, optional bool, field string) []
 	dst = strconv.AppendBool(dst, optional)
 	text := func(head, s string) {
 		dst = append(dst, head...)
-		dst = appendEscaped(dst, bytes.ToValidUTF8([]byte(s), []byte("\uFFFD")))
+		dst = appendName(dst, s)
 	}
 	if c.name != "" {
 		text(`,"name":`, c.name)

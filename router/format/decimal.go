@@ -35,7 +35,13 @@ func parseDecimal(text []byte) (n decimal, ok bool) {
 // off; or as text, or as a double.
 func (e *Encoder) debeziumNumeric(t *Type, mod int32, d *Debezium) Append {
 	scale, fixed := numericScale(mod)
+	short := fixed && d.Decimal == DecimalPrecise
 	return func(dst, text []byte) ([]byte, error) {
+		if short {
+			if v, ok := shortUnscaled(text, scale); ok {
+				return appendInt64Bytes(dst, v), nil
+			}
+		}
 		n, ok := parseDecimal(text)
 		switch {
 		case !ok:
@@ -104,6 +110,44 @@ func (e *Encoder) appendFixed(dst []byte, n decimal, scale int, t *Type) ([]byte
 		return dst, malformed(t, reasonScale)
 	}
 	return e.appendUnscaled(dst, n.neg, n.whole, n.frac, zeros), nil
+}
+
+// shortUnscaled gives the unscaled value of a numeric of at most maxFast digits, of which
+// scale are behind the point: what nearly every one with a scale is. Not ok is any other
+// text.
+func shortUnscaled(text []byte, scale int) (v int64, ok bool) {
+	digits := text
+	if len(digits) > 0 && digits[0] == '-' {
+		digits = digits[1:]
+	}
+	whole := len(digits)
+	if scale > 0 {
+		whole -= scale + 1
+	}
+	if scale < 0 || whole < 1 || len(digits) > maxFast || digits[0] == '0' && whole > 1 {
+		return 0, false
+	}
+	for _, c := range digits[:whole] {
+		if c -= '0'; c > 9 {
+			return 0, false
+		}
+		v = v*10 + int64(c)
+	}
+	if scale > 0 {
+		if digits[whole] != '.' {
+			return 0, false
+		}
+		for _, c := range digits[whole+1:] {
+			if c -= '0'; c > 9 {
+				return 0, false
+			}
+			v = v*10 + int64(c)
+		}
+	}
+	if len(digits) < len(text) {
+		v = -v
+	}
+	return v, true
 }
 
 // maxFast is how many digits surely fit into an int64.

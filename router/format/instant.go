@@ -136,16 +136,13 @@ func appendEpoch(dst, text []byte, millis bool, t *Type) ([]byte, error) {
 // parseTimestamp gives the days since 1970 and the time of day of the timestamp that
 // text begins with, and where it ends; the era at the end of text counts.
 func parseTimestamp(text []byte) (days int64, c clock, end int, ok bool) {
-	date := scanDate(text)
-	if date == 0 || len(text) == date || text[date] != ' ' {
+	date, end := scanTimestamp(text)
+	if end == 0 {
 		return 0, 0, 0, false
 	}
-	c, n := parseClock(text[date+1:])
-	if n == 0 {
-		return 0, 0, 0, false
-	}
+	c, _ = parseClock(text[date+1 : end])
 	days, ok = parseDays(text[:date], isBC(text))
-	return days, c, date + 1 + n, ok
+	return days, c, end, ok
 }
 
 // isBC tells whether the date or timestamp text is before the year 1.
@@ -163,8 +160,13 @@ func parseDays(date []byte, bc bool) (days int64, ok bool) {
 		return 0, false
 	}
 	var y int64
-	for _, c := range date[:yearDigits] {
-		y = y*10 + int64(c-'0')
+	if yearDigits == 4 {
+		pairs := shape{yearWant, yearMost}.pairs(date)
+		y = int64(pairs&0xff)*100 + int64(pairs>>16&0xff)
+	} else {
+		for _, c := range date[:yearDigits] {
+			y = y*10 + int64(c-'0')
+		}
 	}
 	m := int64(date[yearDigits+1]-'0')*10 + int64(date[yearDigits+2]-'0')
 	d := int64(date[yearDigits+4]-'0')*10 + int64(date[yearDigits+5]-'0')
@@ -196,11 +198,12 @@ func parseDays(date []byte, bc bool) (days int64, ok bool) {
 // with, and its length, which is 0 if there is none.
 func parseClock(s []byte) (c clock, n int) {
 	n = len("HH:MM:SS")
-	if len(s) < n || digits(s[:2]) != 2 || !isPairs(s[2:n], ':', ':') {
+	f := shape{clockWant, clockMost}
+	if len(s) < n || !f.fits(s) {
 		return 0, 0
 	}
-	pair := func(i int) int64 { return int64(s[i]-'0')*10 + int64(s[i+1]-'0') }
-	c = (pair(0)*3600 + pair(3)*60 + pair(6)) * microsPerSecond
+	pairs := f.pairs(s)
+	c = int64(pairs&0xff*3600+pairs>>24&0xff*60+pairs>>48&0xff) * microsPerSecond
 	micros, length, ok := parseFraction(s[n:])
 	if !ok {
 		return 0, 0
@@ -218,11 +221,11 @@ func parseFraction(s []byte) (micros int64, n int, ok bool) {
 	if d == 0 || d > defaultFractionDigits {
 		return 0, 0, false
 	}
-	for i := range defaultFractionDigits {
+	for _, c := range s[1 : 1+d] {
+		micros = micros*10 + int64(c-'0')
+	}
+	for range defaultFractionDigits - d {
 		micros *= 10
-		if i < d {
-			micros += int64(s[1+i] - '0')
-		}
 	}
 	return micros, 1 + d, true
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/walrelay/walrelay/checkpoint"
 )
 
 // TypesQuery reads the types whose OIDs are in $1 (oid[]) and everything that they are
@@ -33,6 +35,11 @@ const AllTypesQuery = typesHead + `
 // walrelay's sessions set nothing else.
 //
 // UNION, not UNION ALL, ends the recursion should types ever refer to each other.
+// Attributes whose rows are not of the transaction that made the type were altered since,
+// dropped ones, whose rows stay, included. Their 32-bit xids are widened to the last one
+// below the next; a row that is more than 2^32 transactions old seems newer than it is, and
+// its type's values are text for as long as the stream is behind that.
+//
 // Whether a type is an array is told by its output function: typelem alone is set for
 // point, name and int2vector as well, which print nothing of an array's form.
 const (
@@ -63,6 +70,13 @@ SELECT t.oid, n.nspname, t.typname, t.typtype, t.typdelim,
        t.typtypmod,
        CASE WHEN t.typtype = 'e' THEN
          (SELECT pg_catalog.json_agg(e.enumlabel ORDER BY e.enumsortorder) FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid)
+       END,
+       CASE WHEN t.typtype = 'c' THEN
+         (SELECT max(next.xid - ((next.xid - a.xmin::pg_catalog.text::pg_catalog.int8) & 4294967295))
+            FROM pg_catalog.pg_attribute a,
+                 (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text::pg_catalog.int8 AS xid) next
+           WHERE a.attrelid = t.typrelid AND a.attnum > 0
+          HAVING bool_or(a.xmin <> t.xmin))
        END
   FROM wanted w
   JOIN pg_catalog.pg_type t ON t.oid = w.oid
@@ -70,14 +84,29 @@ SELECT t.oid, n.nspname, t.typname, t.typtype, t.typdelim,
  ORDER BY t.oid`
 )
 
+// AlteringQueryFor reads which of these types a transaction is altering: it holds a lock
+// on them until its effects can be seen. It is to be run after the WAL's end is read and
+// before TypesQueryFor, so that whatever committed before that end is either seen by the
+// types or told by this.
+func AlteringQueryFor(oids []uint32) string {
+	return `SELECT t.oid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_type t ON t.typrelid = l.relation
+ WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' AND l.granted
+   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+   AND t.oid = ANY ('` + oidArray(oids) + `'::pg_catalog.oid[])`
+}
+
 // TypesQueryFor is TypesQuery with the OIDs in the text, for the simple query
 // protocol, which is all that a replication connection speaks.
 func TypesQueryFor(oids []uint32) string {
+	return strings.Replace(TypesQuery, "$1", "'"+oidArray(oids)+"'", 1)
+}
+
+func oidArray(oids []uint32) string {
 	list := make([]string, len(oids))
 	for i, oid := range oids {
 		list[i] = strconv.FormatUint(uint64(oid), 10)
 	}
-	return strings.Replace(TypesQuery, "$1", "'{"+strings.Join(list, ",")+"}'", 1)
+	return "{" + strings.Join(list, ",") + "}"
 }
 
 // TypeRow is one type as the catalog has it.
@@ -92,6 +121,8 @@ type TypeRow struct {
 	Mod    int32  // pg_type.typtypmod: what a domain gives to Base, else NoMod
 	Fields []FieldRow
 	Labels []string // of an enum
+	// Altered is as in Type.
+	Altered checkpoint.XID
 }
 
 // FieldRow is one attribute of a composite type as the catalog has it.
@@ -103,13 +134,13 @@ type FieldRow struct {
 
 func (r TypeRow) equal(o TypeRow) bool {
 	return r.OID == o.OID && r.Schema == o.Schema && r.Name == o.Name && r.Class == o.Class &&
-		r.Delim == o.Delim && r.Elem == o.Elem && r.Base == o.Base && r.Mod == o.Mod && slices.Equal(r.Fields, o.Fields) && slices.Equal(r.Labels, o.Labels)
+		r.Delim == o.Delim && r.Elem == o.Elem && r.Base == o.Base && r.Mod == o.Mod && slices.Equal(r.Fields, o.Fields) && slices.Equal(r.Labels, o.Labels) && r.Altered == o.Altered
 }
 
 // ParseTypeRow reads a row of TypesQuery or AllTypesQuery, whose values are in
 // PostgreSQL's text form, nil for NULL.
 func ParseTypeRow(values [][]byte) (TypeRow, error) {
-	const columns = 10
+	const columns = 11
 	if len(values) != columns {
 		return TypeRow{}, fmt.Errorf("read type: the row has %d columns, not %d; run TypesQuery or AllTypesQuery as they stand", len(values), columns)
 	}
@@ -142,6 +173,13 @@ func ParseTypeRow(values [][]byte) (TypeRow, error) {
 		if err := json.Unmarshal(values[9], &row.Labels); err != nil {
 			return TypeRow{}, fmt.Errorf("read the labels of type %s.%s: %w; ask for the results in text format", row.Schema, row.Name, err)
 		}
+	}
+	if values[10] != nil {
+		xid, err := strconv.ParseUint(string(values[10]), 10, 64)
+		if err != nil {
+			return TypeRow{}, fmt.Errorf("read type %s.%s, column 10 as a transaction id: %w; ask for the results in text format", row.Schema, row.Name, err)
+		}
+		row.Altered = checkpoint.XID(xid)
 	}
 	return row, nil
 }

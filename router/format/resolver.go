@@ -6,9 +6,9 @@ package format
 //
 // The catalog speaks of today, the stream of the past. What holds then: an OID names
 // the same type as long as the type exists; a type that exists no longer may still be
-// known by a TYPE message (Learn), else it is its text; a composite type that was
-// altered is told by its number of fields (ErrFieldCount), but a field that was only
-// renamed goes by its new name.
+// known by a TYPE message (Learn), else it is its text; of a composite type it is known
+// which transaction altered it last (Type.Altered), and a value with another number of
+// fields is told by that (ErrFieldCount).
 //
 // The zero Resolver is ready for use and knows what Builtin knows.
 type Resolver struct {
@@ -79,6 +79,18 @@ func (r *Resolver) Learn(oid uint32, schema, name string) (changed bool) {
 	return true
 }
 
+// Composites returns the OIDs of all composite types that Add was given: those that an
+// ALTER TYPE can change under the values that are on their way.
+func (r *Resolver) Composites() []uint32 {
+	var oids []uint32
+	for oid, row := range r.rows {
+		if row.Class == 'c' {
+			oids = append(oids, oid)
+		}
+	}
+	return oids
+}
+
 // Type returns the type with this OID, never nil. Of an OID that nothing is known of
 // it is a Type of KindUnknown. Until Add or Learn report a change, the same OID gives
 // the same pointer.
@@ -123,7 +135,7 @@ func (r *Resolver) build(oid uint32, above []uint32) *Type {
 	case row.Elem != 0:
 		t.Kind, t.Elem = KindArray, r.build(row.Elem, above)
 	case row.Class == 'c':
-		t.Kind = KindComposite
+		t.Kind, t.Altered = KindComposite, row.Altered
 		for _, f := range row.Fields {
 			t.Fields = append(t.Fields, Field{Name: f.Name, Type: r.build(f.OID, above), Mod: f.Mod})
 		}

@@ -133,28 +133,29 @@ func TestParseTypeRow(t *testing.T) {
 		}
 		return v
 	}
-	good := append(row("20000", "public", "addr", "c", ",", "0", "0"), []byte(`[{"name" : "a\"b", "oid" : 25, "mod" : 9}]`), []byte("-1"), nil)
+	good := append(row("20000", "public", "addr", "c", ",", "0", "0"), []byte(`[{"name" : "a\"b", "oid" : 25, "mod" : 9}]`), []byte("-1"), nil, []byte("4294967300"))
 	got, err := ParseTypeRow(good)
-	want := TypeRow{OID: 20000, Schema: "public", Name: "addr", Class: 'c', Delim: ',', Fields: []FieldRow{{`a"b`, 25, 9}}, Mod: NoMod}
+	want := TypeRow{OID: 20000, Schema: "public", Name: "addr", Class: 'c', Delim: ',', Fields: []FieldRow{{`a"b`, 25, 9}}, Mod: NoMod, Altered: 4294967300}
 	if err != nil || !got.equal(want) {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	enum := append(row("20000", "public", "mood", "e", ",", "0", "0"), nil, []byte("-1"), []byte(`["sad", "o,k"]`))
+	enum := append(row("20000", "public", "mood", "e", ",", "0", "0"), nil, []byte("-1"), []byte(`["sad", "o,k"]`), nil)
 	if got, err := ParseTypeRow(enum); err != nil || got.Fields != nil || !slices.Equal(got.Labels, []string{"sad", "o,k"}) {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	domain := append(row("20000", "public", "price", "d", ",", "0", "1700"), nil, []byte("786438"), nil)
+	domain := append(row("20000", "public", "price", "d", ",", "0", "1700"), nil, []byte("786438"), nil, nil)
 	if got, err := ParseTypeRow(domain); err != nil || got.Mod != 786438 {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	for _, bad := range [][][]byte{
-		nil, good[:9],
-		append(row("x", "public", "mood", "e", ",", "0", "0"), nil, []byte("-1"), nil),
-		append(row("1", "public", "mood", "", ",", "0", "0"), nil, []byte("-1"), nil),
-		append(row("1", "public", "mood", "e", ",", "-1", "0"), nil, []byte("-1"), nil),
-		append(row("1", "public", "mood", "e", ",", "0", "0"), nil, []byte("x"), nil),
-		append(row("1", "public", "mood", "c", ",", "0", "0"), []byte("{"), []byte("-1"), nil),
-		append(row("1", "public", "mood", "e", ",", "0", "0"), nil, []byte("-1"), []byte("{")),
+		nil, good[:10],
+		append(row("x", "public", "mood", "e", ",", "0", "0"), nil, []byte("-1"), nil, nil),
+		append(row("1", "public", "mood", "", ",", "0", "0"), nil, []byte("-1"), nil, nil),
+		append(row("1", "public", "mood", "e", ",", "-1", "0"), nil, []byte("-1"), nil, nil),
+		append(row("1", "public", "mood", "e", ",", "0", "0"), nil, []byte("x"), nil, nil),
+		append(row("1", "public", "mood", "c", ",", "0", "0"), []byte("{"), []byte("-1"), nil, nil),
+		append(row("1", "public", "mood", "e", ",", "0", "0"), nil, []byte("-1"), []byte("{"), nil),
+		append(row("1", "public", "mood", "c", ",", "0", "0"), nil, []byte("-1"), nil, []byte("x")),
 	} {
 		if _, err := ParseTypeRow(bad); err == nil {
 			t.Errorf("%q is taken", bad)

@@ -323,6 +323,48 @@ func TestTypesOfADatabaseComeByOneQuery(t *testing.T) {
 	}
 }
 
+// What is known of a composite type names the transaction that altered it last, and tells
+// while one is at it.
+func TestACompositeTypeKnowsWhoAlteredIt(t *testing.T) {
+	s := mustServer(t)
+	var r Resolver
+	s.exec(`CREATE TYPE pair AS (a int, b text); CREATE TYPE one AS (a int); CREATE TABLE v (p pair[], o one)`)
+	_, types := s.columnTypes(&r, "v")
+	for _, typ := range types {
+		if xid, composite := typ.LastAltered(); xid != 0 || !composite {
+			t.Errorf("%s: altered by %s, composite %t", typ, xid, composite)
+		}
+	}
+	for _, alter := range []string{
+		`TYPE pair ADD ATTRIBUTE c int`, `TYPE pair RENAME ATTRIBUTE c TO d`, `TYPE pair DROP ATTRIBUTE a`, `TYPE pair DROP ATTRIBUTE d, ADD ATTRIBUTE e int`,
+		`TYPE one RENAME ATTRIBUTE a TO b`, `TYPE one DROP ATTRIBUTE b, ADD ATTRIBUTE c int`,
+	} {
+		s.exec(`BEGIN; ALTER ` + alter)
+		xid := string(s.exec(`SELECT pg_current_xact_id()`)[0][0])
+		altering := s.exec(AlteringQueryFor(r.Composites()))
+		s.exec(`COMMIT`)
+		s.addTypes(&r, s.exec(TypesQueryFor(r.Composites())))
+		at := 0
+		if strings.HasPrefix(alter, "TYPE one") {
+			at = 1
+		}
+		typ := r.Type(types[at].OID)
+		if got, _ := typ.LastAltered(); got.String() != xid {
+			t.Errorf("%s: altered by %s, want %s", alter, got, xid)
+		}
+		oid := typ.OID
+		if typ.Kind == KindArray {
+			oid = typ.Elem.OID
+		}
+		if len(altering) != 1 || string(altering[0][0]) != fmt.Sprint(oid) {
+			t.Errorf("%s: %q are being altered, want %d", alter, altering, oid)
+		}
+	}
+	if altering := s.exec(AlteringQueryFor(r.Composites())); len(altering) != 0 {
+		t.Errorf("%q are still being altered", altering)
+	}
+}
+
 // A session with wrong settings is an error for each type whose text shows it.
 func TestWrongSettingsDoNotGoUnnoticed(t *testing.T) {
 	s := mustServer(t)

@@ -20,10 +20,12 @@ func AppendString(dst, s []byte) ([]byte, error) {
 		dst = append(dst, s...)
 		return append(dst, '"'), nil
 	}
-	if !utf8.Valid(s[i:]) {
-		return dst, ErrInvalidUTF8
+	start := len(dst)
+	dst, ascii := appendEscaped(dst, s)
+	if !ascii && !utf8.Valid(s[i:]) {
+		return dst[:start], ErrInvalidUTF8
 	}
-	return appendEscaped(dst, s), nil
+	return dst, nil
 }
 
 // escapeChunk is how much text is escaped with one look at the room for it, in bytes.
@@ -32,42 +34,55 @@ const (
 	longestEscape = len(`\u0000`)
 )
 
-// appendEscaped appends s, which is valid UTF-8, as a JSON string.
-func appendEscaped(dst, s []byte) []byte {
+// appendEscaped appends s as a JSON string, and tells whether all of it is ASCII; where
+// it is not, the caller must know that it is valid UTF-8.
+func appendEscaped(dst, s []byte) (out []byte, ascii bool) {
 	dst = append(dst, '"')
+	seen := uint64(0)
 	for len(s) > 0 {
 		part := s[:min(escapeChunk, len(s))]
 		s = s[len(part):]
 		n := len(dst)
 		dst = slices.Grow(dst, longestEscape*len(part)+8)
-		dst = dst[:n+escapeInto(dst[n:cap(dst)], part)]
+		m, x := escapeInto(dst[n:cap(dst)], part)
+		dst = dst[:n+m]
+		seen |= x
 	}
-	return append(dst, '"')
+	return append(dst, '"'), seen&highBits == 0
 }
 
 // escapeInto writes s escaped to out, where there is room for it and eight bytes more,
-// and returns how long it is. A word is stored whole; a byte to be escaped in it costs a
-// turn, and what is behind it is stored again. JSON within a string has one every few
-// bytes.
-func escapeInto(out, s []byte) int {
+// and returns how long it is, and all bytes of s or-ed together.
+//
+// A word is stored whole. For each quote and backslash in it a backslash takes its
+// place, and what begins with it is stored again behind that: JSON within a string has
+// one every few bytes, and none of them costs another look at the word.
+func escapeInto(out, s []byte) (n int, seen uint64) {
 	i, o := 0, 0
-	for len(s)-i >= 8 {
+	for ; len(s)-i >= 8; i += 8 {
 		x := binary.LittleEndian.Uint64(s[i:])
+		seen |= x
 		binary.LittleEndian.PutUint64(out[o:], x)
-		m := less(x) | zero(x^'"'*lowBits) | zero(x^'\\'*lowBits)
-		if m == 0 {
-			i, o = i+8, o+8
+		if less(x) != 0 {
+			for _, c := range s[i : i+8] {
+				o += escape(out[o:], c)
+			}
 			continue
 		}
-		k := bits.TrailingZeros64(m) / 8
-		i, o = i+k, o+k
-		o += escape(out[o:], s[i])
-		i++
+		for m := equal(x, '"'*lowBits) | equal(x, '\\'*lowBits); m != 0; m &= m - 1 {
+			at := bits.TrailingZeros64(m) &^ 7 // the byte's lowest bit
+			k := o + at/8
+			binary.LittleEndian.PutUint64(out[k+1:], x>>at)
+			out[k] = '\\'
+			o++
+		}
+		o += 8
 	}
 	for _, c := range s[i:] {
+		seen |= uint64(c)
 		o += escape(out[o:], c)
 	}
-	return o
+	return o, seen
 }
 
 // escape writes c to out, escaped where JSON demands it, and returns its length.
@@ -116,6 +131,13 @@ const (
 func zero(x uint64) uint64 { return (x - lowBits) &^ x & highBits }
 func less(x uint64) uint64 { return (x - 0x20*lowBits) &^ x & highBits }
 
+// equal sets the high bit of exactly the bytes that x and y have in common: no sum of two
+// bytes below 0x80 reaches into the next.
+func equal(x, y uint64) uint64 {
+	x ^= y
+	return ^(x&^highBits + ^uint64(highBits) | x) & highBits
+}
+
 // indexSpecial returns the index of the first byte of s that a JSON string must
 // escape, or len(s). With mask highBits it stops at bytes beyond ASCII, too.
 func indexSpecial(s []byte, mask uint64) int {
@@ -153,11 +175,15 @@ func indexQuote(s []byte) int {
 }
 
 // QuoteName returns `"name":`, the beginning of a member of a JSON object. It is made
-// once per column, not per row. Names come over a connection with client_encoding
-// UTF8, which carries nothing else; should a name have an invalid byte all the same,
-// U+FFFD stands for it.
-func QuoteName(name string) []byte {
-	return append(appendEscaped(nil, bytes.ToValidUTF8([]byte(name), []byte("\uFFFD"))), ':')
+// once per column, not per row.
+func QuoteName(name string) []byte { return append(appendName(nil, name), ':') }
+
+// appendName appends a name of the catalog as a JSON string. Names come over a connection
+// with client_encoding UTF8, which carries nothing else; should a name have an invalid
+// byte all the same, U+FFFD stands for it.
+func appendName(dst []byte, name string) []byte {
+	dst, _ = appendEscaped(dst, bytes.ToValidUTF8([]byte(name), []byte("\uFFFD")))
+	return dst
 }
 
 // AppendBase64 appends data as a JSON string in standard base64 with padding, quotes

@@ -2,7 +2,10 @@ package format
 
 import (
 	"cmp"
+	"math"
 	"slices"
+
+	"github.com/walrelay/walrelay/checkpoint"
 )
 
 // Kind tells how a type is put together, and with it which fields of a Type hold.
@@ -37,9 +40,17 @@ type Type struct {
 	Base   *Type   // KindDomain; may be a domain again
 	Mod    int32   // KindDomain: the modifier that it gives to Base (pg_attribute.atttypmod), NoMod for none
 	Fields []Field // KindComposite, in order, without dropped ones
+	// Altered is, of KindComposite, the newest transaction that changed its attributes
+	// after it was made; zero for none, Altering where one is at it. A value that an older
+	// one wrote has other fields, which nothing tells any more.
+	Altered checkpoint.XID
 	// Labels of KindEnum, in their order, as the catalog had them when it was read.
 	Labels []string
 }
+
+// Altering is Type.Altered while a transaction is altering the type, or has committed and
+// is not seen yet: no value is surely written by the type as it is known.
+const Altering = checkpoint.XID(math.MaxUint64)
 
 // NoMod is the modifier of a type without length, precision or scale.
 const NoMod int32 = -1
@@ -123,6 +134,25 @@ func (t *Type) Underlying() *Type {
 		t = t.Base
 	}
 	return t
+}
+
+// LastAltered gives the newest transaction that altered a composite type which t is or is
+// made of; composite tells whether there is such a type at all.
+func (t *Type) LastAltered() (xid checkpoint.XID, composite bool) {
+	if t == nil {
+		return 0, false
+	}
+	xid, composite = t.Altered, t.Kind == KindComposite
+	add := func(part *Type) {
+		x, c := part.LastAltered()
+		xid, composite = max(xid, x), composite || c
+	}
+	add(t.Elem)
+	add(t.Base)
+	for _, f := range t.Fields {
+		add(f.Type)
+	}
+	return xid, composite
 }
 
 // bottom is Underlying together with the modifier that holds there: a domain's own
