@@ -331,6 +331,9 @@ func (s *session) adopt(ctx context.Context, cp *checkpoint.Checkpoint) error {
 		}
 	}
 	cp.Tables = kept
+	// What transactions did to partitions, and which rows of an outbox are to be marked, is
+	// known by LSNs and transaction ids.
+	cp.Trees, cp.After = nil, nil
 	return nil
 }
 
