@@ -120,9 +120,9 @@ func mustText(t *testing.T, file string) string {
 
 // mustCaptured reads a capture, edits it by its differences and gives its records by
 // topic, with our prefix.
-func mustCaptured(t *testing.T, prefix string, capture debeziumCapture) map[string][]captured {
+func mustCaptured(t *testing.T, prefix string, capture debeziumCapture, streamed bool) map[string][]captured {
 	t.Helper()
-	byTopic := map[string][]captured{}
+	byTopic, keys := map[string][]captured{}, map[string]object{} // a TRUNCATE has no key
 	ours := strings.NewReplacer(`"app.`, `"`+prefix+`.`, `"app"`, `"`+prefix+`"`)
 	lines := bufio.NewScanner(strings.NewReader(ours.Replace(mustText(t, capture.file+".jsonl"))))
 	lines.Buffer(nil, 1<<20)
@@ -140,9 +140,12 @@ func mustCaptured(t *testing.T, prefix string, capture debeziumCapture) map[stri
 		if strings.HasPrefix(table, "public.parted") && (capture.file != "strings" || table != "public.parted") {
 			continue
 		}
-		edit(&r, table, capture)
+		if key, _ := payload(r.Key); key != nil {
+			keys[table] = key
+		}
+		edit(&r, table, capture, keys[table])
 		withoutRun(&r)
-		ourEnvelope(&r, capture.streamed)
+		ourEnvelope(&r, streamed)
 		byTopic[r.Topic] = append(byTopic[r.Topic], r)
 	}
 	if len(byTopic) < 20 {
@@ -151,8 +154,8 @@ func mustCaptured(t *testing.T, prefix string, capture debeziumCapture) map[stri
 	return byTopic
 }
 
-// edit applies the differences of a table to the rows of a record.
-func edit(r *captured, table string, capture debeziumCapture) {
+// edit applies the differences of a table, whose keys are like key, to a record.
+func edit(r *captured, table string, capture debeziumCapture, key object) {
 	editHeaders(r.Headers)
 	value, schema := payload(r.Value)
 	if value == nil {
@@ -171,7 +174,6 @@ func edit(r *captured, table string, capture debeziumCapture) {
 		}
 	}
 	if schema != nil {
-		key, _ := payload(r.Key)
 		ourSchema(schema, table, key, capture.major)
 	}
 }
