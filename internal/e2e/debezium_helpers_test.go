@@ -188,7 +188,7 @@ func payload(v any) (value, schema object) {
 	return value, nil
 }
 
-// withoutRun takes off what depends on the run, after it has been looked at for its type.
+// withoutRun takes off what depends on the run; that it is a number, or null, stays.
 func withoutRun(r *captured) {
 	value, _ := payload(r.Value)
 	if value == nil {
