@@ -32,6 +32,9 @@ const DefaultBuffer = 1 << 20
 type StreamOptions struct {
 	Slot         string
 	Publications []string
+	// From is where the server begins to send: with what is committed there or later. 0, or
+	// one before the slot's confirmed LSN, is that confirmed LSN.
+	From checkpoint.LSN
 	// Near is a recent transaction id of the cluster with its epoch (NewDecoder).
 	Near checkpoint.XID
 	// Keys looks primary keys up where RELATION does not tell them; nil for never.
@@ -132,8 +135,8 @@ func (s *Stream) TimelineHistory(ctx context.Context, timeline int32) ([]byte, e
 // PID is the walsender's process id.
 func (s *Stream) PID() uint32 { return s.conn.PID() }
 
-// Start takes the slot and begins to stream. It asks for the position 0/0, so that
-// the server begins at the slot's confirmed LSN; whoever holds the checkpoint skips
+// Start takes the slot and begins to stream. A connector asks for the position 0/0, so
+// that the server begins at the slot's confirmed LSN; whoever holds the checkpoint skips
 // what it has (DESIGN, invariant 3). Nothing is confirmed before the first Confirm.
 // ErrSlotActive where another connection holds the slot.
 func (s *Stream) Start(ctx context.Context, o StreamOptions) error {
@@ -145,7 +148,7 @@ func (s *Stream) Start(ctx context.Context, o StreamOptions) error {
 		"messages 'true'",
 	}
 	slot := `"` + strings.ReplaceAll(o.Slot, `"`, `""`) + `"`
-	if err := pglogrepl.StartReplication(ctx, s.conn, slot, 0, pglogrepl.StartReplicationOptions{PluginArgs: args}); err != nil {
+	if err := pglogrepl.StartReplication(ctx, s.conn, slot, pglogrepl.LSN(o.From), pglogrepl.StartReplicationOptions{PluginArgs: args}); err != nil {
 		if IsSlotActive(err) {
 			return fmt.Errorf("%w: %w", ErrSlotActive, err)
 		}

@@ -117,6 +117,15 @@ func (b *Batch) Bytes() int { return len(b.arena) }
 // Transactions is the number of source transactions that end in the prefix.
 func (b *Batch) Transactions() int { return b.transactions }
 
+// Added tells of the records from number from on: their topic, how many Kafka records each
+// becomes, and whether it is a tombstone or a dead letter.
+func (b *Batch) Added(from int, each func(t *Topic, copies int, tombstone, dead bool)) {
+	for i := from; i < len(b.records); i++ {
+		r := &b.records[i]
+		each(r.topic, r.copies(), r.value.n < 0, r.dead)
+	}
+}
+
 // Records is the number of records, the tail's included.
 func (b *Batch) Records() int { return len(b.records) }
 

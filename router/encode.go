@@ -120,7 +120,7 @@ func (r *Router) newPlan(rel *replication.Relation, read bool) (*tablePlan, erro
 }
 
 func (r *Router) outboxEnv() outboxEnv {
-	return outboxEnv{name: r.o.Name, prefix: r.o.Prefix, validTopic: r.validTopic}
+	return outboxEnv{name: r.o.Name, prefix: r.o.Prefix, topicPrefix: r.o.TopicPrefix, validTopic: r.validTopic}
 }
 
 // typeOf describes a type; nil is an unknown one.

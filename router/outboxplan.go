@@ -87,6 +87,8 @@ func (f outboxField) rule() fieldRule {
 type outboxEnv struct {
 	name   string // the connector's
 	prefix string // {prefix} in templates
+	// topicPrefix is what Options.TopicPrefix is.
+	topicPrefix string
 	// validTopic judges topic names; its error says what is wrong with one.
 	validTopic func(string) error
 }
@@ -117,6 +119,11 @@ func compileOutbox(s eventSource, o *OutboxOptions, env outboxEnv) (*outboxPlan,
 	err := errors.Join(p.compileTemplates(o), p.compileRoute(o), p.compilePartition(o), p.compileValue(o), p.compileHeaders(o))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.label, err)
+	}
+	if env.topicPrefix != "" {
+		if err := p.moveTopics(o); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.label, err)
+		}
 	}
 	p.watchSequence()
 	if p.source.open() {
@@ -253,6 +260,39 @@ func (p *outboxPlan) defaultTopic() {
 		}
 		p.topic = of(fieldAggregateType, "aggregate_type")
 	}
+}
+
+// moveTopics puts a replay's prefix in the place of {prefix} in the events' topics, and in
+// front of them where there is none.
+func (p *outboxPlan) moveTopics(o *OutboxOptions) error {
+	front := p.env.topicPrefix + "."
+	if p.route != nil {
+		p.route.replacement = slices.Insert(p.route.replacement, 0, replacePart{literal: front, group: -1})
+		return nil
+	}
+	if o.Topic != "" {
+		scope := p.scope()
+		scope.constants["prefix"] = p.env.topicPrefix
+		moved, err := compileRowTemplate(o.Topic, scope)
+		if err != nil {
+			return fmt.Errorf("topic: %w", err)
+		}
+		scope.constants["prefix"] = ""
+		without, err := compileRowTemplate(o.Topic, scope)
+		if err != nil {
+			return fmt.Errorf("topic: %w", err)
+		}
+		if !slices.EqualFunc(moved.parts, without.parts, func(a, b templatePart) bool { return a.literal == b.literal }) {
+			p.topic = moved
+			return nil
+		}
+	}
+	for _, t := range []*rowTemplate{p.topic, p.topicWithoutAggregate} {
+		if t != nil {
+			t.parts = slices.Insert(t.parts, 0, templatePart{literal: front, column: -1})
+		}
+	}
+	return nil
 }
 
 // scope gives the names that templates may use. A column goes before a field of

@@ -31,6 +31,12 @@ type Options struct {
 	TableTopic   func(schema, table string) string
 	MessageTopic string
 	Prefix       string // {prefix} in an outbox's templates
+	// TopicPrefix stands for {prefix} in an outbox's topic, and in front of one without it,
+	// where the records are delivered beside the live ones; empty: they are not. Everything
+	// but the topic stays what it is.
+	TopicPrefix string
+	// Replay is the id of a replay, which its records carry as a header; empty for none.
+	Replay string
 
 	Tombstones bool
 	// ToastMarker stands for an unchanged TOAST value; nil leaves the column out.
@@ -553,10 +559,17 @@ func appendPosition(dst []byte, c *replication.Change) []byte {
 	return checkpoint.AppendHeader(dst, c.Txn.CommitLSN, c.Seq)
 }
 
-// positionHeader appends the header "position" and returns its span of headers.
+// positionHeader appends the header "position", and a replay's own, and returns their span
+// of headers.
 func (r *Router) positionHeader(c *replication.Change, b *Batch) span {
 	at := len(b.arena)
 	b.arena = appendPosition(b.arena, c)
 	b.headers = append(b.headers, header{name: "position", value: b.spanFrom(at)})
-	return span{at: len(b.headers) - 1, n: 1}
+	if r.o.Replay == "" {
+		return span{at: len(b.headers) - 1, n: 1}
+	}
+	at = len(b.arena)
+	b.arena = append(b.arena, r.o.Replay...)
+	b.headers = append(b.headers, header{name: "replay", value: b.spanFrom(at)})
+	return span{at: len(b.headers) - 2, n: 2}
 }

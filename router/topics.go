@@ -144,6 +144,46 @@ func (c *Catalog) Ensure(ctx context.Context, names []string, spec TopicSpec) er
 	return nil
 }
 
+// Preview makes topics known as Ensure would find or make them, and creates none: a topic
+// that Kafka does not have is what spec says of it, with Kafka's defaults. It is for
+// counting what a delivery would write; nothing can be delivered with it.
+func (c *Catalog) Preview(ctx context.Context, names []string, spec TopicSpec) error {
+	for _, name := range names {
+		if c.Lookup(name) != nil {
+			continue
+		}
+		if err := ValidTopicName(name); err != nil {
+			return err
+		}
+		md, err := c.metadata(ctx, []string{name})
+		if err != nil {
+			return err
+		}
+		if len(md) == 1 && md[0].ErrorCode == 0 {
+			if err := c.Ensure(ctx, []string{name}, spec); err != nil {
+				return err
+			}
+			continue
+		}
+		t := &Topic{Name: name, Partitions: max(spec.Partitions, 1), MaxMessageBytes: defaultMaxMessage, seen: c.now()}
+		if v := spec.Config["max.message.bytes"]; v != "" {
+			n, err := strconv.Atoi(v)
+			if err != nil {
+				return fmt.Errorf("topics.config: max.message.bytes is %q, not a number", v)
+			}
+			t.MaxMessageBytes = int32(min(n, 1<<31-1))
+		}
+		t.Compacted = strings.Contains(spec.Config["cleanup.policy"], "compact")
+		c.mu.Lock()
+		c.topics[name] = t
+		c.mu.Unlock()
+	}
+	return nil
+}
+
+// defaultMaxMessage is Kafka's default of max.message.bytes.
+const defaultMaxMessage = 1048588
+
 // found is a topic that Kafka has, before it is in the Catalog.
 type found struct {
 	topic      *Topic

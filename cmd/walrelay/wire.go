@@ -122,7 +122,10 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 			PrimaryDSN: c.Source.PrimaryDSN.Reveal(),
 			Outbox:     backlogs,
 		},
-		After:           after,
+		After: after,
+		Anchor: relay.AnchorOptions{
+			WAL: int64(c.Replay.RetainWAL), Time: c.Replay.RetainTime.Std(), MaxRetained: int64(c.Source.MaxRetainedWAL),
+		},
 		MessagePrefixes: c.Source.Messages,
 		Limits:          batchLimits(c.Batch),
 		Buffer:          readAhead(c.Batch),

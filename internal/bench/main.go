@@ -8,8 +8,8 @@
 // embedded Kafka is a process of its own, and a new one for each measurement:
 // what it uses is not walrelay's.
 //
-// A snapshot is compared with the server that writes the same table to /dev/null by
-// itself; and the stream's latency without a snapshot with that beside one.
+// A snapshot, and verify, are compared with the server that writes the same table to
+// /dev/null by itself; and the stream's latency without a snapshot with that beside one.
 //
 // It prints a table and leaves nothing behind. Numbers of different machines, or
 // of different runs, are not to be compared; the ratios are.
@@ -49,7 +49,7 @@ func main() {
 
 // options are the flags.
 type options struct {
-	rows   int           // of the workloads A, B and D; C has three times as many, S and L twice
+	rows   int           // of the workloads A, B and D; C has three times as many, S, V and L twice
 	runs   int           // measurements of each side
 	only   string        // letters of the workloads; empty: all
 	pause  time.Duration // of Kafka, in D
@@ -60,7 +60,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.IntVar(&o.rows, "rows", 1_000_000, "rows of the workloads A, B and D; C has three times as many, S and L twice")
+	flags.IntVar(&o.rows, "rows", 1_000_000, "rows of the workloads A, B and D; C has three times as many, S, V and L twice")
 	flags.IntVar(&o.runs, "runs", 3, "measurements of each side")
 	flags.StringVar(&o.only, "only", "", "workloads to run, for example AB; empty: all")
 	flags.DurationVar(&o.pause, "pause", 30*time.Second, "how long Kafka stands still in D")
@@ -158,8 +158,11 @@ func (b *bench) measureAll(ctx context.Context) (results []result, latencies []l
 			continue
 		}
 		measure := b.measure
-		if w.letter == "S" {
+		switch w.letter {
+		case "S":
 			measure = b.measureSnapshot
+		case "V":
+			measure = b.measureVerify
 		}
 		r, err := measure(ctx, w)
 		if err != nil {
@@ -173,7 +176,7 @@ func (b *bench) measureAll(ctx context.Context) (results []result, latencies []l
 		}
 	}
 	if len(results)+len(latencies) == 0 {
-		return nil, nil, fmt.Errorf("-only %s: no such workload; there are A, B, C, D, S and L", b.only)
+		return nil, nil, fmt.Errorf("-only %s: no such workload; there are A, B, C, D, S, V and L", b.only)
 	}
 	return results, latencies, nil
 }

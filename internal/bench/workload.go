@@ -54,6 +54,7 @@ func workloads(o options) []workload {
 		{letter: "B", name: "transactions of one row", rows: o.rows, perTxn: 1, runs: o.runs},
 		{letter: "C", name: "one transaction", rows: 3 * o.rows, perTxn: 3 * o.rows, runs: o.runs},
 		{letter: "S", name: "snapshot", rows: 2 * o.rows, runs: o.runs},
+		{letter: "V", name: "verify", rows: 2 * o.rows, runs: o.runs},
 		{letter: "D", name: "Kafka stands still for " + o.pause.String(), rows: o.rows, perTxn: min(1000, o.rows), runs: 1, pause: o.pause},
 	}
 }

@@ -24,6 +24,7 @@ type Config struct {
 	Format      Format     `yaml:"format"`
 	Kafka       Kafka      `yaml:"kafka"`
 	Batch       Batch      `yaml:"batch"`
+	Replay      Replay     `yaml:"replay"`
 	DeadLetter  DeadLetter `yaml:"dead-letter"`
 	OnFenced    string     `yaml:"on-fenced"` // standby | exit
 	StopTimeout Duration   `yaml:"stop-timeout"`
@@ -40,8 +41,9 @@ type Source struct {
 	Tables          Globs               `yaml:"tables"`
 	Columns         map[string]Columns  `yaml:"columns"` // schema.table → what is hidden of it
 	Messages        PrefixGlobs         `yaml:"messages"`
-	Keyless         string              `yaml:"keyless"` // refuse | inserts
-	Keys            map[string][]string `yaml:"keys"`    // schema.table → key columns
+	Keyless         string              `yaml:"keyless"`          // refuse | inserts
+	Keys            map[string][]string `yaml:"keys"`             // schema.table → key columns
+	MaxRetainedWAL  Size                `yaml:"max-retained-wal"` // 0: no limit
 	// PrimaryDSN is where snapshots are read when DSN is a standby; empty: at DSN.
 	PrimaryDSN DSN `yaml:"primary-dsn"`
 }
@@ -171,6 +173,13 @@ type Batch struct {
 	MaxDelay   Duration `yaml:"max-delay"`
 }
 
+// Replay says how far back the WAL is kept for being delivered again. Either of them 0
+// turns the anchor off.
+type Replay struct {
+	RetainWAL  Size     `yaml:"retain-wal"`
+	RetainTime Duration `yaml:"retain-time"`
+}
+
 // DeadLetter says which changes may go to the dead-letter topic.
 type DeadLetter struct {
 	Topic   string   `yaml:"topic"` // template: {prefix}
@@ -273,8 +282,9 @@ func Default() Config {
 				HstoreHandling: "json", Placeholder: "__debezium_unavailable_value",
 			},
 		},
-		Kafka: Kafka{Compression: "lz4", TransactionTimeout: Duration(60 * time.Second)},
-		Batch: Batch{MaxBytes: 8 << 20, MaxRecords: 20000, MaxDelay: Duration(5 * time.Millisecond)},
+		Kafka:  Kafka{Compression: "lz4", TransactionTimeout: Duration(60 * time.Second)},
+		Batch:  Batch{MaxBytes: 8 << 20, MaxRecords: 20000, MaxDelay: Duration(5 * time.Millisecond)},
+		Replay: Replay{RetainWAL: 1 << 30, RetainTime: Duration(6 * time.Hour)},
 		DeadLetter: DeadLetter{
 			Topic:   "{prefix}.dead-letter",
 			On:      []string{"oversize", "route", "encode", "malformed"},

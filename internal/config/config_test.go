@@ -90,7 +90,8 @@ func TestEverythingSet(t *testing.T) {
 				"public.old": {Exclude: []string{"a"}, Gone: []string{"a"}},
 			},
 			Keyless: KeylessInserts, Keys: map[string][]string{"public.events": {"tenant", "id"}},
-			PrimaryDSN: NewDSN("postgres://u:s3cr3t-primary@primary/shop"),
+			MaxRetainedWAL: 50 << 30,
+			PrimaryDSN:     NewDSN("postgres://u:s3cr3t-primary@primary/shop"),
 		},
 		Snapshot: Snapshot{Mode: SnapshotOnly, Exclude: Globs{"public.log_*", "!public.log_new"}, ChunkRows: 500, ChunkBytes: 1 << 20, Readers: 4},
 		Outbox: []Outbox{{
@@ -113,6 +114,7 @@ func TestEverythingSet(t *testing.T) {
 			Compression: "zstd", TransactionalID: "t", TransactionTimeout: Duration(90 * time.Second), CheckpointTopic: "c",
 		},
 		Batch:      Batch{MaxBytes: 1e6, MaxRecords: 10, MaxDelay: 0},
+		Replay:     Replay{RetainWAL: 0, RetainTime: Duration(24 * time.Hour)},
 		DeadLetter: DeadLetter{Topic: "dl", On: []string{"encode"}, OnError: OnErrorStop},
 		OnFenced:   OnFencedExit, StopTimeout: Duration(36 * time.Hour),
 		Admin: Admin{Listen: "", Token: NewSecret("007")}, Log: Log{Level: "debug", Format: LogConsole},

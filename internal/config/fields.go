@@ -35,6 +35,7 @@ func specs() []spec {
 		{path: "source.messages", doc: "Prefixes of logical messages to capture, as globs; a leading ! excludes."},
 		{path: "source.keyless", enum: []string{KeylessRefuse, KeylessInserts}, doc: "Tables without replica identity: refuse the start, or publish their inserts only, so that the application's updates go on working."},
 		{path: "source.keys", doc: "Record key columns by schema.table, where the table has no key or another one is wanted."},
+		{path: "source.max-retained-wal", min: "0", max: "1000TiB", doc: "Above this much WAL that the slots keep, a warning is said and the anchor of replay lets go. 0: never."},
 		{path: "source.primary-dsn", doc: "Where dsn is a standby: connection string of the primary, at which snapshots are read. Printed with the password masked."},
 
 		{path: "snapshot", doc: "How rows that are in the tables already are read, beside the stream."},
@@ -115,6 +116,10 @@ func specs() []spec {
 		{path: "batch.max-bytes", min: "1KiB", max: "1GiB", doc: "Bytes of records in a batch. Two batches are in memory at a time."},
 		{path: "batch.max-records", min: "1", max: "10000000", doc: "Records in a batch."},
 		{path: "batch.max-delay", min: "0s", max: "1m", doc: "How long a batch may wait for more while changes keep coming; on a quiet stream it leaves at once."},
+
+		{path: "replay", doc: "How far back walrelay replay reaches: a second slot, the anchor, trails the stream by that much, whichever is reached first."},
+		{path: "replay.retain-wal", min: "0", max: "1000TiB", doc: "WAL that the anchor keeps. 0: no anchor."},
+		{path: "replay.retain-time", min: "0s", max: "3650d", doc: "Time that the anchor reaches back. 0: no anchor."},
 
 		{path: "dead-letter", doc: "Where changes go that cannot become records."},
 		{path: "dead-letter.topic", doc: "Template of the dead-letter topic; {prefix}."},

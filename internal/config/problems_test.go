@@ -76,7 +76,7 @@ func TestWhatIsWrongWithASingleKey(t *testing.T) {
 		{"log: {max_delay: 1s}", "log.max_delay: unknown key; keys here: level, format (line 6)"},
 		{"batch: {max_delay: 1s}", "batch.max_delay: unknown key; did you mean max-delay? (line 6, value 1s)"},
 		{"max-delay: 1s", "max-delay: unknown key; it belongs at batch.max-delay (line 6)"},
-		{"replay: {retain-wal: 1GiB}", "replay: unknown key; keys here: name, source, "},
+		{"verify: {sample: 1GiB}", "verify: unknown key; keys here: name, source, "},
 		{"log: {level: info, level: debug}", "log.level: the key is there already, in line 6; keep one"},
 		{"name: again", "name: the key is there already, in line 1"},
 		{"log: {<<: {level: info}}", "log: a key that is not plain text"},
@@ -97,6 +97,7 @@ func TestWhatIsWrongWithASingleKey(t *testing.T) {
 		{"outbox: [{table: public.o, null-payload: }]", "outbox[0].null-payload: the key has no value"},
 		{"outbox: [{table: public.o, headers: [a, [b]]}]", "outbox[0].headers[1]: must be a single value"},
 		{"topics: {partitions: \"${ZERO}\"}", "topics.partitions: is below 1; write a value from 1 to 100000 (line 6, value ${ZERO})"},
+		{"replay: {retain-wal: -1}", "replay.retain-wal: is below 0; write a value from 0 to 1000TiB (line 6, value -1)"},
 		// Choices and bounds.
 		{"on-fenced: standbye", "on-fenced: is not one of the choices; did you mean standby? The choices are standby or exit (line 6, value standbye)"},
 		{"snapshot: {mode: initially}", "snapshot.mode: is not one of the choices; did you mean initial? The choices are initial, never or only (line 6, value initially)"},

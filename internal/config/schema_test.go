@@ -153,7 +153,7 @@ func TestSchemaTakesWhatIsRight(t *testing.T) {
 func TestSchemaRefusesWhatIsWrong(t *testing.T) {
 	s := mustSchema(t)
 	for _, with := range []string{
-		"replay: {}", "batch: {max-dely: 1s}", "batch: {max-bytes: -1}", "batch: {max-delay: fast}", "topics: {partitions: 0}",
+		"verify: {}", "batch: {max-dely: 1s}", "batch: {max-bytes: -1}", "batch: {max-delay: fast}", "topics: {partitions: 0}",
 		"format: {value: xml}", "outbox: [{topic: x}]", "outbox: {table: a.b}", "stop-timeout: 10", "dead-letter: {on: [x]}",
 		"source: {}", "source: {dsn: x, columns: [public.t]}", "kafka: {brokers: []}", "topics: {create: maybe}",
 	} {

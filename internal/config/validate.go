@@ -182,6 +182,9 @@ func (v *validator) source(c Config) {
 	if len(s.Publication) > room && !v.spoken("name") {
 		v.bad("source.publication", s.Publication, fmt.Sprintf("is longer than %d bytes, what PostgreSQL leaves for it", room), "write a shorter name")
 	}
+	if c.Replay.RetainWAL > 0 && c.Replay.RetainTime > 0 && len(s.Slot) > 63-len("_anchor") && !v.spoken("name") {
+		v.bad("source.slot", s.Slot, "is longer than 56 bytes, what PostgreSQL leaves for it with its anchor, "+s.Slot+"_anchor", "write a shorter name, or replay: {retain-wal: 0}")
+	}
 	const nothing = "so that nothing is captured"
 	v.globs("source.tables", s.Tables, true, nothing, `"*.*"`)
 	v.globs("source.messages", s.Messages, false, nothing, `"*"`)

@@ -102,7 +102,7 @@ func (s *session) readTarget(ctx context.Context, rel *replication.Relation) (*o
 // trialRouter makes a router to ask about tables with.
 func (s *session) trialRouter() (*router.Router, error) {
 	o := s.r.o.Router
-	o.Types = (&typeCache{s: s}).lookup
+	o.Types = s.typeCache().Lookup
 	return router.NewRouter(o, s.catalog)
 }
 

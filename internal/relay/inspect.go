@@ -45,6 +45,9 @@ func (s *session) inspect(ctx context.Context) (err error) {
 	if err := s.readSlot(ctx); err != nil {
 		return err
 	}
+	if _, f.AnchorFound, err = replication.ReadSlot(ctx, s.conn, replication.AnchorName(o.Slot)); err != nil {
+		return err
+	}
 	if f.Checkpoint, _, err = s.store.Peek(ctx); err != nil {
 		return onKafka(err)
 	}

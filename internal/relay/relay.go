@@ -36,7 +36,8 @@ type Options struct {
 	Snapshot   SnapshotOptions
 	// After says by "schema.table" what becomes of delivered rows: outbox.Mark or
 	// outbox.Delete; a table that is not there is kept as it is.
-	After map[string]string
+	After  map[string]string
+	Anchor AnchorOptions
 	// MessagePrefixes are the globs of captured messages; with none the message topic
 	// is not created.
 	MessagePrefixes []string
@@ -83,6 +84,7 @@ type Relay struct {
 	metrics       *metrics
 	pending       *outbox.Pending
 
+	anchor   *anchor
 	target   checkpoint.LSN // until-caught-up; set once, by the first session
 	tookOver bool
 
@@ -108,7 +110,7 @@ func New(o Options) *Relay {
 	if primary == "" {
 		primary = o.DSN
 	}
-	return &Relay{
+	r := &Relay{
 		o:             o,
 		connect:       replication.NewConnector(o.DSN, o.AppName, o.ConnOptions...),
 		primary:       replication.NewConnector(primary, o.AppName, o.ConnOptions...),
@@ -117,6 +119,8 @@ func New(o Options) *Relay {
 		pending:       outbox.NewPending(o.Registerer),
 		status:        Status{Phase: PhaseStarting, Since: time.Now()},
 	}
+	r.anchor = newAnchor(r)
+	return r
 }
 
 // Run relays until ctx ends, which is the signal to stop: then the batch in hand is

@@ -15,6 +15,7 @@ import (
 	"github.com/walrelay/walrelay/internal/outbox"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
+	"github.com/walrelay/walrelay/router/format"
 	"github.com/walrelay/walrelay/snapshot"
 )
 
@@ -42,7 +43,6 @@ type session struct {
 	target  checkpoint.LSN // until-caught-up: the end; 0 without
 	named   []string       // publications that START_REPLICATION names
 	keys    map[uint32][]string
-	types   *typeCache
 	waits   waits
 	targets []*outbox.Target // outbox tables whose delivered rows are marked or deleted
 	primary *primary         // nil where tables are read at the stream's source
@@ -448,10 +448,11 @@ func (s *session) prepareRouting(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	s.types = &typeCache{s: s}
+	types := s.typeCache()
+	types.TypeName = s.stream.TypeName
 	ro := s.r.o.Router
 	ro.Database = s.facts.Database.Name
-	ro.Types, ro.TypesAt = s.types.lookup, s.types.current
+	ro.Types, ro.TypesAt = types.Lookup, types.Current
 	ro.Sequence = s.sequenceFault
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
 		return err
@@ -480,6 +481,15 @@ func (s *session) sequenceFault(f *router.SequenceFault) {
 		s.log.Warn().Str("table", f.Table).Str("aggregate", f.Aggregate).Str("kind", f.Kind()).Int64("last", f.Last).Int64("seq", f.Seq).
 			Msg("aggregate_seq does not follow: see how the application numbers events; the aggregate's further faults are only counted")
 	}
+}
+
+// typeCache describes types by the catalog.
+func (s *session) typeCache() *format.Cache {
+	return &format.Cache{Ask: func(queries ...string) ([][][][]byte, error) {
+		ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
+		defer cancel()
+		return replication.TextResults(ctx, s.conn, queries...)
+	}}
 }
 
 // ensureTopics looks topics up, and creates the missing ones where that is allowed.
@@ -539,9 +549,15 @@ func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 		defer close(asked)
 		s.watchRequests(ctx, l.merging.requests.next, m.news)
 	}()
+	anchored := make(chan struct{})
+	go func() {
+		defer close(anchored)
+		s.r.anchor.run(ctx, s.named)
+	}()
 	err = l.run(ctx)
 	cancel()
 	<-finished
+	<-anchored
 	<-asked
 	if replication.DecodingFailed(err) && !replication.PublicationTooYoung(err) {
 		return &replication.DecodingError{Slot: s.r.o.Slot, Confirmed: s.stream.Confirmed(), Err: err}

@@ -48,6 +48,8 @@ type Status struct {
 	Records      uint64    `json:"records"`
 	// Snapshot is how far the tables are read; absent where none is known.
 	Snapshot *SnapshotStatus `json:"snapshot,omitempty"`
+	// Replay is how far back replay reaches; absent where there is no anchor.
+	Replay *ReplayStatus `json:"replay,omitempty"`
 	// WaitingFor are transactions that the creation of the slot waits for.
 	WaitingFor []string `json:"waiting_for,omitempty"`
 	Problems   []string `json:"problems,omitempty"`

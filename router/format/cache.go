@@ -1,28 +1,31 @@
-package relay
+package format
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
-	"github.com/walrelay/walrelay/router/format"
 )
 
-// typeCache describes types that are not built in, asking the catalog once for each, and
-// for composite types again as the WAL goes on. It belongs to the loop.
-type typeCache struct {
-	s        *session
-	resolver format.Resolver
+// Cache describes types that are not built in, asking the catalog once for each, and
+// for composite types again as the WAL goes on. One goroutine owns it.
+type Cache struct {
+	// Ask runs queries and gives the rows of each as text.
+	Ask func(queries ...string) ([][][][]byte, error)
+	// TypeName is what the stream says of a type; nil before there is one.
+	TypeName func(oid uint32) (name replication.TypeName, ok bool)
+
+	resolver Resolver
 	missing  map[uint32]bool // looked for in vain: dropped since
 	// asOf is up to where in the WAL the composite types are what they are here.
 	asOf checkpoint.LSN
 }
 
-func (c *typeCache) lookup(oid uint32) (*format.Type, error) {
+// Lookup gives a type, nil for one that is nowhere.
+func (c *Cache) Lookup(oid uint32) (*Type, error) {
 	if len(c.resolver.Missing([]uint32{oid})) > 0 && !c.missing[oid] {
-		results, err := c.ask(format.TypesQueryFor([]uint32{oid}))
+		results, err := c.Ask(TypesQueryFor([]uint32{oid}))
 		if err != nil {
 			return nil, fmt.Errorf("look up type %d: %w", oid, err)
 		}
@@ -31,7 +34,7 @@ func (c *typeCache) lookup(oid uint32) (*format.Type, error) {
 			return nil, err
 		}
 		for _, row := range rows {
-			// What has come along and is known already is for current to replace, which
+			// What has come along and is known already is for Current to replace, which
 			// tells that it did.
 			if len(c.resolver.Missing([]uint32{row.OID})) > 0 {
 				c.resolver.Add(row)
@@ -45,15 +48,15 @@ func (c *typeCache) lookup(oid uint32) (*format.Type, error) {
 		}
 		c.asOf = 0 // not for these
 	}
-	if c.s.stream != nil { // else a table is looked at before there is one
-		if name, ok := c.s.stream.TypeName(oid); ok && c.missing[oid] {
+	if c.TypeName != nil {
+		if name, ok := c.TypeName(oid); ok && c.missing[oid] {
 			c.resolver.Learn(oid, name.Schema, name.Name)
 		}
 	}
 	return c.resolver.Type(oid), nil
 }
 
-// current makes sure that the composite types are known as they were when lsn was
+// Current makes sure that the composite types are known as they were when lsn was
 // written, or as a later transaction has made them, which Type.Altered tells; changed
 // tells that types given before are out of date.
 //
@@ -63,13 +66,13 @@ func (c *typeCache) lookup(oid uint32) (*format.Type, error) {
 // then: behind a busy database the stream asks once for many transactions.
 //
 // The commit record of an ALTER TYPE is in the WAL, and may be decoded, before the catalog
-// shows what it did; its lock is there until it does (format.AlteringQueryFor).
-func (c *typeCache) current(lsn checkpoint.LSN) (changed bool, err error) {
+// shows what it did; its lock is there until it does (AlteringQueryFor).
+func (c *Cache) Current(lsn checkpoint.LSN) (changed bool, err error) {
 	if lsn < c.asOf {
 		return false, nil
 	}
 	oids := c.resolver.Composites()
-	results, err := c.ask(replication.WALEndQuery, format.AlteringQueryFor(oids), format.TypesQueryFor(oids))
+	results, err := c.Ask(replication.WALEndQuery, AlteringQueryFor(oids), TypesQueryFor(oids))
 	if err != nil {
 		return false, fmt.Errorf("read the composite types again: %w", err)
 	}
@@ -87,7 +90,7 @@ func (c *typeCache) current(lsn checkpoint.LSN) (changed bool, err error) {
 	for _, altering := range results[1] {
 		for i := range rows {
 			if strconv.FormatUint(uint64(rows[i].OID), 10) == string(altering[0]) {
-				rows[i].Altered = format.Altering
+				rows[i].Altered = Altering
 			}
 		}
 	}
@@ -95,16 +98,10 @@ func (c *typeCache) current(lsn checkpoint.LSN) (changed bool, err error) {
 	return c.resolver.Add(rows...), nil
 }
 
-func (c *typeCache) ask(queries ...string) ([][][][]byte, error) {
-	ctx, cancel := context.WithTimeout(c.s.r.base, lookupTimeout)
-	defer cancel()
-	return replication.TextResults(ctx, c.s.conn, queries...)
-}
-
-func parseTypes(rows [][][]byte) ([]format.TypeRow, error) {
-	types := make([]format.TypeRow, 0, len(rows))
+func parseTypes(rows [][][]byte) ([]TypeRow, error) {
+	types := make([]TypeRow, 0, len(rows))
 	for _, values := range rows {
-		row, err := format.ParseTypeRow(values)
+		row, err := ParseTypeRow(values)
 		if err != nil {
 			return nil, err
 		}

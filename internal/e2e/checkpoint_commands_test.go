@@ -1,0 +1,140 @@
+package e2e
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/walrelay/walrelay/internal/harness"
+	"github.com/walrelay/walrelay/internal/killpoint"
+	"github.com/walrelay/walrelay/internal/replay"
+)
+
+func (c *caseRun) mustSet(args ...string) (r replay.SetResult) {
+	c.t.Helper()
+	code, out, stderr := c.command(append([]string{"checkpoint", "set", "--yes"}, args...)...)
+	if code != 0 {
+		c.t.Fatalf("checkpoint set %v: exit code %d: %s", args, code, stderr)
+	}
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		c.t.Fatalf("checkpoint set printed %q: %v", out, err)
+	}
+	return r
+}
+
+func TestCheckpointSetMovesTheConnectorBothWays(t *testing.T) {
+	c := caseNew(t)
+	c.pg.Exec("CREATE TABLE t (id int PRIMARY KEY)")
+	c.start()
+	c.anchored()
+	c.pg.Exec("INSERT INTO t VALUES (1)")
+	c.fence()
+	back := c.walEnd()
+	c.pg.Exec("INSERT INTO t VALUES (2)")
+	c.fence()
+	if code, _, stderr := c.command("checkpoint", "set", "--yes", "--lsn", back.String()); code != 4 || !strings.Contains(stderr, "an instance of this connector runs") {
+		t.Errorf("beside a live instance: exit code %d, %s", code, stderr)
+	}
+	c.stop()
+
+	// Forwards: what is between is skipped, and counted.
+	c.pg.Exec("INSERT INTO t SELECT generate_series(10, 12)")
+	c.pg.Exec("INSERT INTO t VALUES (13)")
+	skip := c.walEnd()
+	c.pg.Exec("INSERT INTO t VALUES (14)")
+	if r := c.mustSet("--lsn", skip.String()); r.Direction != "forwards" || r.Transactions != 2 || r.Changes != 4 {
+		t.Errorf("forwards: %+v; want 2 transactions with 4 changes", r)
+	}
+	c.start()
+	c.fence()
+	topic := c.name + ".public.t"
+	if got, want := replayKeys(c.kafka.WaitCommitted(t, topic, 3)), []string{`{"id":1}`, `{"id":2}`, `{"id":14}`}; !slices.Equal(got, want) {
+		t.Errorf("forwards: %v, want %v", got, want)
+	}
+	c.stop()
+
+	// Backwards: everything behind comes again, at the positions it had.
+	failover := c.pg.Value("SELECT failover FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
+	if r := c.mustSet("--lsn", back.String()); r.Direction != "backwards" {
+		t.Errorf("backwards: %+v", r)
+	}
+	if got := c.pg.Value("SELECT failover FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name); got != failover {
+		t.Errorf("the slot is failover-enabled: %s, was %s", got, failover)
+	}
+	c.start()
+	c.fence()
+	want := []string{`{"id":1}`, `{"id":2}`, `{"id":2}`, `{"id":10}`, `{"id":11}`, `{"id":12}`, `{"id":13}`, `{"id":14}`, `{"id":14}`}
+	if got := replayKeys(c.kafka.WaitCommitted(t, topic, len(want))); !slices.Equal(got, want) {
+		t.Errorf("backwards: %v, want %v", got, want)
+	}
+	c.stop()
+
+	if code, _, _ := c.command("checkpoint", "set", "--yes", "--lsn", "0/1"); code != 4 {
+		t.Errorf("below the anchor: exit code %d, want 4", code)
+	}
+	if code, _, _ := c.command("checkpoint", "set", "--yes", "--lsn", "FFFF/0"); code != 1 {
+		t.Errorf("beyond the end of the WAL: exit code %d, want 1", code)
+	}
+	if code, out, _ := c.command("checkpoint", "show"); code != 0 || !strings.Contains(out, c.checkpoint().Position.LSN.String()) {
+		t.Errorf("checkpoint show: exit code %d, %s", code, out)
+	}
+}
+
+func TestSlotDropDropsTheAnchorToo(t *testing.T) {
+	c := caseNew(t)
+	c.pg.Exec("CREATE TABLE t (id int PRIMARY KEY)")
+	c.start()
+	c.anchored()
+	if code, out, _ := c.command("slot", "show"); code != 0 || !strings.Contains(out, "walrelay_"+c.name+"_anchor") {
+		t.Errorf("slot show: exit code %d, %s", code, out)
+	}
+	if code, _, _ := c.command("slot", "drop", "--yes"); code != 4 {
+		t.Errorf("beside a live instance: exit code %d, want 4", code)
+	}
+	c.stop()
+	if code, _, stderr := c.command("slot", "drop", "--yes"); code != 0 {
+		t.Errorf("slot drop: exit code %d, %s", code, stderr)
+	}
+	if n := c.pg.Value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"); n != "0" {
+		t.Errorf("%s slots are left", n)
+	}
+}
+
+func TestAReplayThatIsKilledGoesOnWhereItWas(t *testing.T) {
+	c := caseNew(t)
+	c.set(caseMap{"batch": caseMap{"max-records": 100}})
+	c.pg.Exec("CREATE TABLE t (id int PRIMARY KEY, v text)")
+	c.start()
+	c.anchored()
+	begin := c.walEnd()
+	c.pg.Exec("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 1000) g") // cut into pieces
+	for i := range 5 {
+		c.pg.Exec("INSERT INTO t SELECT g, 'x' FROM generate_series($1::int, $1::int + 49) g", 2000+100*i)
+	}
+	c.fence()
+	live := c.kafka.WaitCommitted(t, c.name+".public.t", 1250)
+	before := c.lsn("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
+	for _, n := range []int{4, 11} {
+		env := killpoint.Env + "=" + killpoint.Spec(killpoint.FirstProduced, n)
+		code, _, stderr := c.commandWith([]string{env}, "replay", "--from-lsn", begin.String(), "--table", "public.t")
+		if code != -1 {
+			t.Fatalf("the replay ended with exit code %d instead of killing itself: %s", code, stderr)
+		}
+		_, rest, _ := strings.Cut(stderr, `"replay":"`)
+		id, _, _ := strings.Cut(rest, `"`)
+		r := c.mustReplay("--from-lsn", begin.String(), "--table", "public.t", "--resume", id)
+		if r.ID != id || r.Records == 0 || r.Records >= 1250 {
+			t.Errorf("resumed %s: %d records", r.ID, r.Records)
+		}
+		sameButReplay(t, live, c.kafka.WaitCommitted(t, "replay."+id+".public.t", 1250), id)
+	}
+	harness.WaitFor(t, "the temporary slots to go", harness.DefaultTimeout, func() (bool, error) {
+		return c.pg.Value("SELECT count(*) FROM pg_replication_slots WHERE temporary AND database = current_database()") == "0", nil
+	})
+	if after := c.lsn("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name); after < before {
+		t.Errorf("the live slot went back from %s to %s", before, after)
+	}
+	c.fence() // the live instance goes on
+	c.quiet()
+}

@@ -1,0 +1,230 @@
+package verify
+
+import (
+	"bytes"
+	"hash/maphash"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/snapshot"
+)
+
+// Format says what the records of tables look like.
+type Format struct {
+	Bare    bool // format.envelope: false
+	Schemas bool // format.debezium.schemas-enable
+}
+
+// records takes the records of a table's topic that belong to what a snapshot sees, and
+// puts them aside by key.
+type records struct {
+	format   Format
+	seed     maphash.Seed
+	snapshot snapshot.MVCC
+	lsn      checkpoint.LSN // every transaction that the snapshot sees ends at or before it
+	settled  checkpoint.LSN // what begins before it was delivered before the snapshot was taken
+	begin    ends           // offsets before the snapshot was taken
+	keyless  bool
+	// schema and table, as JSON strings, tell the table's records from those of others in
+	// the same topic; nil where the topic is the table's alone.
+	schema, table []byte
+	threshold     uint64
+
+	out       *spill
+	truncated map[int32]order
+	last      map[int32]*passed
+	report    *TableReport
+	comparer  *comparison
+	entry     []byte
+	change    change
+	restarted bool // a snapshot has begun meanwhile, or a truncate may be one that is not seen
+}
+
+// passed is the last record of a partition.
+type passed struct {
+	order     order
+	highest   order
+	seen      bool
+	unsettled bool
+}
+
+const (
+	headerPosition    = "position"
+	headerReplay      = "replay"
+	headerPreviousKey = "previous-key"
+	headerOldKey      = "__debezium.oldkey"
+)
+
+// take takes one record.
+func (s *records) take(r *kgo.Record) error {
+	c := &s.change
+	*c = change{order: order{partition: r.Partition, offset: r.Offset}}
+	last := s.last[r.Partition]
+	if last == nil {
+		last = &passed{}
+		s.last[r.Partition] = last
+	}
+	s.headers(r, last)
+	// A row of a snapshot that began after ours was taken may be newer than ours.
+	if c.order.seq == snapshotSeq && c.flags&flagUnplaced == 0 && r.Offset >= s.begin[r.Partition] {
+		s.restarted = true
+	}
+	var e envelope
+	ok := true
+	switch {
+	case r.Value == nil:
+	case s.format.Bare:
+		e, ok = parseBare(r.Value, s.format.Schemas)
+	default:
+		if e, ok = parseEnvelope(r.Value, s.format.Schemas); ok && s.foreign(&e) {
+			return nil
+		}
+	}
+	if !ok {
+		s.unreadable(r)
+		return nil
+	}
+	seen, uncertain := s.sees(r, &e, last)
+	last.order, last.seen, last.unsettled = c.order, seen, uncertain
+	if c.order.comparePosition(last.highest) > 0 {
+		last.highest = c.order
+	}
+	if !seen {
+		return nil
+	}
+	if uncertain {
+		c.flags |= flagUnsettled
+	}
+	s.report.Records++
+	if e.op == 't' {
+		s.restarted = s.restarted || uncertain
+		if t, ok := s.truncated[r.Partition]; !ok || c.order.compare(t) > 0 {
+			s.truncated[r.Partition] = c.order
+		}
+		return nil
+	}
+	if s.keyless {
+		return s.rows(r, &e)
+	}
+	return s.keyed(r, &e)
+}
+
+// headers reads the position and what else the headers tell.
+func (s *records) headers(r *kgo.Record, last *passed) {
+	c := &s.change
+	c.flags = flagUnplaced
+	c.order.commit, c.order.seq = last.highest.commit, last.highest.seq
+	for i := range r.Headers {
+		h := &r.Headers[i]
+		switch h.Key {
+		case headerPosition:
+			commit, seq, isRead, err := checkpoint.ParseHeader(string(h.Value))
+			if err != nil {
+				continue
+			}
+			c.order.commit, c.order.seq = commit, seq
+			if isRead {
+				c.order.seq = snapshotSeq
+			}
+			c.flags &^= flagUnplaced
+		case headerReplay:
+			c.flags |= flagReplayed
+		case headerPreviousKey, headerOldKey:
+			c.flags |= flagMoved
+			c.previous = h.Value
+		}
+	}
+}
+
+// foreign tells whether a record is of another table in the same topic.
+func (s *records) foreign(e *envelope) bool {
+	return s.table != nil && e.table != nil && (!bytes.Equal(e.table, s.table) || !bytes.Equal(e.schema, s.schema))
+}
+
+// sees tells whether the snapshot sees the record's transaction. A record that does not
+// tell its transaction, a tombstone or a row without an envelope, is judged by the record
+// of the same change before it, else by its commit's LSN: then it is not certain near the
+// snapshot, as commits become visible a moment after they are in the WAL.
+func (s *records) sees(r *kgo.Record, e *envelope, last *passed) (seen, uncertain bool) {
+	c := &s.change
+	switch {
+	case e.hasXID:
+		return s.snapshot.Sees(e.xid), false
+	case c.flags&flagUnplaced != 0:
+		return true, r.Offset >= s.begin[r.Partition]
+	case c.order.seq == snapshotSeq:
+		return true, false
+	case r.Value == nil && last.order.commit == c.order.commit && last.order.seq == c.order.seq:
+		return last.seen, last.unsettled
+	}
+	return c.order.commit < s.lsn, c.order.commit >= s.settled
+}
+
+func (s *records) unreadable(r *kgo.Record) {
+	s.report.add(Difference{Kind: kindUnreadable, Key: r.Key, Topic: r.Value, Where: s.comparer.where(s.change.order)}, false)
+}
+
+// keyed puts a record of a table with a key aside.
+func (s *records) keyed(r *kgo.Record, e *envelope) error {
+	c := &s.change
+	c.key, c.op = r.Key, e.op
+	if s.format.Schemas && len(c.key) > 0 {
+		if payload := member(c.key, `"payload"`); payload != nil {
+			c.key = payload
+		}
+	}
+	if len(c.key) == 0 {
+		s.unreadable(r)
+		return nil
+	}
+	switch {
+	case r.Value == nil:
+		c.kind = kindTombstone
+	case e.op == 'd':
+		c.kind = kindDelete
+	default:
+		c.row = e.after
+		if c.order.seq == snapshotSeq && !s.format.Bare {
+			c.sum = maphash.Bytes(s.seed, r.Value)
+		}
+	}
+	return s.put()
+}
+
+// rows puts a record of a table without a key aside: a row comes, a row goes, or both.
+func (s *records) rows(r *kgo.Record, e *envelope) error {
+	c := &s.change
+	if r.Value == nil {
+		return nil // Debezium's, which says nothing
+	}
+	c.flags &^= flagMoved
+	c.op = e.op
+	if c.order.seq == snapshotSeq {
+		c.sum = 0 // rows of one chunk may be equal
+	}
+	if e.op == 'u' || e.op == 'd' {
+		if e.before == nil {
+			s.unreadable(r)
+			return nil
+		}
+		c.key, c.kind = e.before, kindDelete
+		if err := s.put(); err != nil {
+			return err
+		}
+	}
+	if e.after == nil {
+		return nil
+	}
+	c.key, c.kind = e.after, kindSet
+	return s.put()
+}
+
+func (s *records) put() error {
+	hash := maphash.Bytes(s.seed, s.change.key)
+	if hash > s.threshold {
+		return nil
+	}
+	s.entry = s.change.append(s.entry[:0])
+	return s.out.add(hash, s.entry)
+}
