@@ -122,6 +122,13 @@ func TestWhatIsMadeOfAnAlteredTypeIsTextAsAWhole(t *testing.T) {
 	c.expect(201, `("{""(1,2,3)""}")`, `"(\"{\"\"(1,2,3)\"\"}\")"`)
 }
 
+func TestAValueOfAnAlteredTypeIsTextInDebeziumsFormatToo(t *testing.T) {
+	c := newCompositeRun(t, func(o *Options) { o.Debezium = &DebeziumOptions{} })
+	c.alter(200, "a", "b")
+	c.expect(200, "(1,2)", `"(1,2)"`)
+	c.expect(201, "(1,2)", `{"a":1,"b":2}`)
+}
+
 // Debezium's values with their schema say struct: a text would not be what they say.
 func TestAValueOfAnAlteredTypeWithASchemaIsADeadLetter(t *testing.T) {
 	c := newCompositeRun(t, func(o *Options) { o.Debezium = &DebeziumOptions{Schemas: true}; o.DeadLetterOn = nil })

@@ -1,18 +1,14 @@
 package e2e
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/walrelay/walrelay/internal/harness"
 )
@@ -39,6 +35,7 @@ type debeziumCapture struct {
 	// differ edits what Debezium sent into what we send: each entry is a difference that
 	// docs/debezium.md lists.
 	differ []difference
+	major  int // of the PostgreSQL that ours are of
 }
 
 // difference changes a row, before or after, of a table.
@@ -180,6 +177,33 @@ var preciseDiffers = difference{"public.nums", func(r *debeziumRow) {
 	}
 }}
 
+// generatedColumn is the difference of comps.g, which pgoutput sends from PostgreSQL 18
+// on and which Debezium, here on 17, has in its snapshot only.
+func generatedColumn(major int) difference {
+	return difference{"public.comps", func(r *debeziumRow) {
+		id, _ := r.columns["id"].(json.Number).Int64()
+		delete(r.columns, "g")
+		if major >= 18 {
+			r.columns["g"] = json.Number(fmt.Sprint(2 * id))
+		}
+	}}
+}
+
+// hasNegativeScales tells whether a numeric can have a negative scale.
+func hasNegativeScales(major int) bool { return major >= 15 }
+
+// negativeScale is the difference of nums.nneg, whose scale is 0 before PostgreSQL 15.
+func negativeScale(major int) difference {
+	return difference{"public.nums", func(r *debeziumRow) {
+		if !hasNegativeScales(major) {
+			unscaled := map[string]string{"ew==": "MAw=", "/w==": "nA==", "AQ==": "ZA=="} // times 100
+			if wide, there := unscaled[fmt.Sprint(r.columns["nneg"])]; there {
+				r.columns["nneg"] = wide
+			}
+		}
+	}}
+}
+
 var debeziumCaptures = []debeziumCapture{
 	{file: "default", differ: []difference{preciseDiffers, snapshotDates(daysWrong, daysRight)}},
 	{file: "schemas", debezium: caseMap{"schemas-enable": true}, differ: []difference{preciseDiffers, snapshotDates(daysWrong, daysRight)}},
@@ -238,315 +262,87 @@ func editHeaders(headers [][2]any) {
 }
 
 // Our records are those that Debezium sent for the same statements, compared as parsed
-// JSON: keys, values, source, headers and their order in each topic. What depends on the
-// run is left out, and so are the differences above. Rows of Debezium's snapshot are
-// compared with the same rows when they are inserted.
+// JSON: keys, values, source, headers and their order in each topic, of rows that were
+// there before the start and are read, and of the same rows inserted beside the stream.
+// What depends on the run is left out, and so are the differences above.
 func TestRecordsAreThoseOfDebezium(t *testing.T) {
-	for _, capture := range debeziumCaptures {
-		t.Run(capture.file, func(t *testing.T) {
-			c := caseNew(t)
-			c.set(caseMap{
-				"source": caseMap{
-					"messages": []string{"pre"}, "keyless": "inserts",
-					"keys": caseMap{"public.comp_key": []string{"b", "a", "c"}}, // as PRIMARY KEY has them
-				},
-				"topics": caseMap{"partitions": 1},
-				"format": caseMap{"types": "debezium", "debezium": capture.debezium},
+	harness.EachMajor(t, func(t *testing.T, major int) {
+		for _, capture := range debeziumCaptures {
+			capture.differ, capture.major = append(slices.Clone(capture.differ), generatedColumn(major), negativeScale(major)), major
+			t.Run(capture.file+" with the rows streamed", func(t *testing.T) {
+				c := newDebeziumCase(t, capture)
+				c.start()
+				c.exec(c.session(), mustText(t, "rows.sql"))
+				c.compareChanges(capture, true)
 			})
-			if capture.format != nil {
-				c.set(caseMap{"format": capture.format})
-			}
-			conn := c.session()
-			c.exec(conn, mustText(t, "schema.sql"))
-			c.start()
-			c.exec(conn, mustText(t, "rows.sql"))
-			for _, statement := range debeziumStatements(t) {
-				c.exec(conn, statement)
-			}
-			c.waitConfirmed(c.walEnd())
+			t.Run(capture.file+" with the rows read", func(t *testing.T) {
+				c := newDebeziumCase(t, capture)
+				c.set(caseMap{"snapshot": caseMap{"mode": "initial"}})
+				c.exec(c.session(), mustText(t, "rows.sql"))
+				c.catchUp()
+				c.start()
+				c.compareChanges(capture, false)
+			})
+		}
+	})
+}
 
-			capture.differ = append(slices.Clone(capture.differ), generatedColumn(harness.DefaultMajor(t)))
-			want := mustCaptured(t, c.name, capture)
-			for _, topic := range slices.Sorted(maps.Keys(want)) {
-				got := parsedRecords(t, c.kafka.Committed(t, topic))
-				if capture.file == "schemas" { // the file has some of the records only
-					for _, r := range want[topic] {
-						if best := closestRecord(r, got); !cmp.Equal(r, best) {
-							t.Errorf("%s (-Debezium +walrelay):\n%s", topic, cmp.Diff(r, best))
-						}
-					}
-					continue
+// debeziumCase is a case whose database has the tables of the captures.
+type debeziumCase struct{ *caseRun }
+
+func newDebeziumCase(t *testing.T, capture debeziumCapture) debeziumCase {
+	t.Helper()
+	c := debeziumCase{caseNew(t, harness.Major(capture.major))}
+	c.set(caseMap{
+		"source": caseMap{
+			"messages": []string{"pre"}, "keyless": "inserts",
+			"keys": caseMap{"public.comp_key": []string{"b", "a", "c"}}, // as PRIMARY KEY has them
+		},
+		"topics": caseMap{"partitions": 1},
+		"format": caseMap{"types": "debezium", "debezium": capture.debezium},
+	})
+	if capture.format != nil {
+		c.set(caseMap{"format": capture.format})
+	}
+	schema := mustText(t, "schema.sql")
+	if !hasNegativeScales(capture.major) {
+		schema = strings.Replace(schema, "numeric(5,-2)", "numeric(5)", 1)
+	}
+	c.exec(c.session(), schema)
+	return c
+}
+
+// compareChanges runs changes.sql beside the stream, and compares all that was delivered
+// with the capture; streamed says that its rows, which Debezium read, were inserted
+// beside our stream.
+func (c debeziumCase) compareChanges(capture debeziumCapture, streamed bool) {
+	t := c.t
+	t.Helper()
+	conn := c.session()
+	for _, statement := range debeziumStatements(t) {
+		c.exec(conn, statement)
+	}
+	c.waitConfirmed(c.walEnd())
+
+	want := mustCaptured(t, c.name, capture, streamed)
+	for _, topic := range slices.Sorted(maps.Keys(want)) {
+		got := parsedRecords(t, c.kafka.Committed(t, topic))
+		if capture.file == "schemas" { // the file has some of the records only
+			for _, r := range want[topic] {
+				if best := closestRecord(r, got); !cmp.Equal(r, best) {
+					t.Errorf("%s (-Debezium +walrelay):\n%s", topic, cmp.Diff(r, best))
 				}
-				for i := range max(len(want[topic]), len(got)) {
-					if i >= len(got) || i >= len(want[topic]) {
-						t.Errorf("%s: %d records, Debezium has %d", topic, len(got), len(want[topic]))
-						break
-					}
-					if diff := cmp.Diff(want[topic][i], got[i]); diff != "" {
-						t.Errorf("%s, record %d (-Debezium +walrelay):\n%s", topic, i, diff)
-					}
-				}
 			}
-		})
-	}
-}
-
-// closestRecord is the record that is r, else one of the same key and kind.
-func closestRecord(r captured, among []captured) (closest captured) {
-	for _, other := range among {
-		if cmp.Equal(r, other) {
-			return other
-		}
-		value, _ := payload(r.Value)
-		otherValue, _ := payload(other.Value)
-		if cmp.Equal(r.Key, other.Key) && value["op"] == otherValue["op"] && closest.Topic == "" {
-			closest = other
-		}
-	}
-	return closest
-}
-
-// generatedColumn is the difference of comps.g, which pgoutput sends from PostgreSQL 18
-// on and which Debezium, here on 17, has in its snapshot only.
-func generatedColumn(major int) difference {
-	return difference{"public.comps", func(r *debeziumRow) {
-		id, _ := r.columns["id"].(json.Number).Int64()
-		delete(r.columns, "g")
-		if major >= 18 {
-			r.columns["g"] = json.Number(fmt.Sprint(2 * id))
-		}
-	}}
-}
-
-// droppedColumns are those of types that Debezium drops, so that its schemas lack them.
-var droppedColumns = []string{"lsn", "x8", "ln", "ls", "bx", "pa", "po", "ci", "mr", "a", "aa", "g"}
-
-// editSchema takes off what our schemas of a value say otherwise: which columns may be
-// null, which is not in the WAL, and defaults; and columns that only ours have.
-func editSchema(schema object, table string) {
-	fields, _ := schema["fields"].([]any)
-	for _, f := range fields {
-		side, _ := f.(object)
-		switch {
-		case side["field"] == "source" && table == "message":
-			// Of a message that is not transactional, the WAL has no time.
-			member, _ := side["fields"].([]any)[3].(object)
-			member["optional"] = true
-			continue
-		case side["field"] != "before" && side["field"] != "after":
 			continue
 		}
-		columns, _ := side["fields"].([]any)
-		side["fields"] = slices.DeleteFunc(columns, func(f any) bool {
-			column, _ := f.(object)
-			name := column["field"]
-			delete(column, "optional")
-			delete(column, "default")
-			if parameters, _ := column["parameters"].(object); parameters["scale"] == "2046" {
-				parameters["scale"] = "-2"
+		for i := range max(len(want[topic]), len(got)) {
+			if i >= len(got) || i >= len(want[topic]) {
+				t.Errorf("%s: %d records, Debezium has %d", topic, len(got), len(want[topic]))
+				break
 			}
-			if items, _ := column["items"].(object); items["name"] == "io.debezium.data.Enum" {
-				items["optional"] = true // an element may be NULL
-			}
-			has := func(dropped string) bool {
-				return name == dropped && (strings.HasSuffix(fmt.Sprint(side["name"]), "."+table+".Value"))
-			}
-			return slices.ContainsFunc(droppedColumns, has) && table != "public.defs" && table != "public.ddl" && table != "public.nopk" && table != "public.nopk_full" && table != "public.comp_key"
-		})
-	}
-}
-
-// debeziumStatements are those of changes.sql, by lines: of one string with them all,
-// the server would make one transaction.
-func debeziumStatements(t *testing.T) (statements []string) {
-	t.Helper()
-	for line := range strings.Lines(mustText(t, "changes.sql")) {
-		if strings.HasPrefix(line, "BEGIN") {
-			statements = append(statements, line)
-			continue
-		}
-		for statement := range strings.SplitSeq(line, ";") {
-			if statement = strings.TrimSpace(statement); statement != "" {
-				statements = append(statements, statement)
+			if diff := cmp.Diff(want[topic][i], got[i]); diff != "" {
+				t.Errorf("%s, record %d (-Debezium +walrelay):\n%s", topic, i, diff)
 			}
 		}
 	}
-	return statements
-}
-
-func mustText(t *testing.T, file string) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", "debezium", file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-// mustCaptured reads a capture, edits it by its differences and gives its records by
-// topic, with our prefix.
-func mustCaptured(t *testing.T, prefix string, capture debeziumCapture) map[string][]captured {
-	t.Helper()
-	byTopic := map[string][]captured{}
-	ours := strings.NewReplacer(`"app.`, `"`+prefix+`.`, `"app"`, `"`+prefix+`"`)
-	lines := bufio.NewScanner(strings.NewReader(ours.Replace(mustText(t, capture.file+".jsonl"))))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var r captured
-		var raw struct{ Key json.RawMessage }
-		mustJSON(t, lines.Bytes(), &r)
-		mustJSON(t, lines.Bytes(), &raw)
-		if r.KeyText = string(raw.Key); r.Key == nil {
-			r.KeyText = ""
-		}
-		table := strings.TrimPrefix(r.Topic, prefix+".")
-		// A partitioned table is one topic, as publish.via.partition.root has it in one
-		// capture; but for its snapshot, which reads the partitions once more.
-		if strings.HasPrefix(table, "public.parted") && (capture.file != "strings" || table != "public.parted") {
-			continue
-		}
-		edit(&r, table, slices.Concat(debeziumDiffers, capture.differ))
-		withoutRun(&r)
-		byTopic[r.Topic] = append(byTopic[r.Topic], r)
-	}
-	if len(byTopic) < 20 {
-		t.Fatalf("%d topics in %s.jsonl", len(byTopic), capture.file)
-	}
-	return byTopic
-}
-
-// edit applies the differences of a table to the rows of a record.
-func edit(r *captured, table string, differ []difference) {
-	editHeaders(r.Headers)
-	value, schema := payload(r.Value)
-	if value == nil {
-		return
-	}
-	for _, side := range []string{"before", "after"} {
-		columns, _ := value[side].(object)
-		if columns == nil {
-			continue
-		}
-		row := &debeziumRow{op: fmt.Sprint(value["op"]), side: side, columns: columns}
-		for _, d := range differ {
-			if d.table == table {
-				d.row(row)
-			}
-		}
-	}
-	if schema != nil {
-		editSchema(schema, table)
-	}
-}
-
-// payload gives what a value says, and its schema if there is one.
-func payload(v any) (value, schema object) {
-	value, _ = v.(object)
-	if inner, ok := value["payload"].(object); ok {
-		schema, _ = value["schema"].(object)
-		return inner, schema
-	}
-	return value, nil
-}
-
-// withoutRun takes off what depends on the run, after it has been looked at for its type.
-func withoutRun(r *captured) {
-	value, _ := payload(r.Value)
-	if value == nil {
-		return
-	}
-	for _, name := range []string{"ts_ms", "ts_us", "ts_ns"} {
-		dropNumber(value, name)
-	}
-	if value["op"] == "r" { // ours were inserted
-		value["op"] = "c"
-	}
-	value["transaction"] = nil // only Debezium's provide.transaction.metadata has it
-	source, _ := value["source"].(object)
-	for _, name := range []string{"ts_ms", "ts_us", "ts_ns", "lsn", "txId"} {
-		dropNumber(source, name)
-	}
-	if source["snapshot"] != "false" {
-		source["snapshot"] = "false"
-	}
-	if sequence, ok := source["sequence"].(string); ok {
-		var pair []*string
-		if json.Unmarshal([]byte(sequence), &pair) == nil && len(pair) == 2 {
-			source["sequence"] = "pair"
-		}
-	}
-	source["db"] = "db"
-}
-
-// dropNumber takes a member off; one that is neither a number nor null stays to be seen.
-func dropNumber(o object, name string) {
-	_, number := o[name].(json.Number)
-	if value, there := o[name]; there && (number || value == nil) {
-		o[name] = "number"
-	}
-}
-
-// parsedRecords are our records in the form of a capture.
-func parsedRecords(t *testing.T, records []*kgo.Record) []captured {
-	t.Helper()
-	var all []captured
-	for _, record := range records {
-		r := captured{Topic: record.Topic, Headers: [][2]any{}, KeyText: string(record.Key)}
-		mustJSON(t, record.Key, &r.Key)
-		mustJSON(t, record.Value, &r.Value)
-		for _, h := range record.Headers {
-			if h.Key == "position" { // an addition
-				continue
-			}
-			var value any
-			mustJSON(t, h.Value, &value)
-			r.Headers = append(r.Headers, [2]any{h.Key, value})
-		}
-		if value, schema := payload(r.Value); schema != nil {
-			source, _ := value["source"].(object)
-			editSchema(schema, fmt.Sprintf("%s.%s", source["schema"], source["table"]))
-		}
-		withoutRun(&r)
-		all = append(all, r)
-	}
-	return all
-}
-
-// mustJSON reads JSON with its digits; nothing at all is null.
-func mustJSON(t *testing.T, text []byte, v any) {
-	t.Helper()
-	if text == nil {
-		return
-	}
-	d := json.NewDecoder(strings.NewReader(string(text)))
-	d.UseNumber()
-	if err := d.Decode(v); err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
-	switch v := v.(type) {
-	case *any:
-		*v = withFloats(*v)
-	case *captured:
-		v.Key, v.Value = withFloats(v.Key), withFloats(v.Value)
-	}
-}
-
-// withFloats makes floats of numbers with a fraction or an exponent: 1.0E30 is 1e+30.
-func withFloats(v any) any {
-	switch v := v.(type) {
-	case json.Number:
-		if strings.ContainsAny(v.String(), ".eE") {
-			f, _ := v.Float64()
-			return f
-		}
-	case object:
-		for name, member := range v {
-			v[name] = withFloats(member)
-		}
-	case []any:
-		for i, element := range v {
-			v[i] = withFloats(element)
-		}
-	}
-	return v
 }
