@@ -42,16 +42,68 @@ func (r *Router) Backlog(rel *replication.Relation, primaryKey []string, notNull
 	b := Backlog{Order: backlogOrder(types, primaryKey, notNull)}
 	switch status := types["status"]; {
 	case isTimestamp(types["published_at"]):
-		b.Mark, b.Pending = "published_at", `"published_at" IS NULL`
+		b.Mark, b.Pending = "published_at", pendingTime
 	case isInteger(status):
-		b.Mark, b.Pending = "status", `"status" IS DISTINCT FROM 1`
+		b.Mark, b.Pending = "status", pendingNumber
 	case isText(status):
-		b.Mark, b.Pending = "status", `"status" IS DISTINCT FROM 'processed'`
+		b.Mark, b.Pending = "status", pendingText
 	case status != nil && status.Kind == format.KindEnum:
 		// An enum without such a label refuses to be compared with it.
-		b.Mark, b.Pending = "status", `"status"::pg_catalog.text IS DISTINCT FROM 'processed'`
+		b.Mark, b.Pending = "status", pendingLabel
 	}
 	return b, nil
+}
+
+// The conditions of rows that are not marked, by what the mark is.
+const (
+	pendingTime   = `"published_at" IS NULL`
+	pendingNumber = `"status" IS DISTINCT FROM 1`
+	pendingText   = `"status" IS DISTINCT FROM 'processed'`
+	pendingLabel  = `"status"::pg_catalog.text IS DISTINCT FROM 'processed'`
+)
+
+// Set is the SQL assignment that marks a row, after which Pending does not hold for it.
+// Empty without Mark.
+func (b Backlog) Set() string {
+	switch b.Pending {
+	case pendingTime:
+		return `"published_at" = pg_catalog.now()`
+	case pendingNumber:
+		return `"status" = 1`
+	case pendingText, pendingLabel:
+		return `"status" = 'processed'`
+	}
+	return ""
+}
+
+// OutboxColumns says what the columns of an outbox table are to who reads its rows.
+type OutboxColumns struct {
+	// Key holds the columns of which the first that is not null is the key of the row's
+	// record. Nil where a template makes the key.
+	Key []string
+	// Occurred is the column of the event's time, where it is a timestamp; else empty.
+	Occurred string
+}
+
+// OutboxColumns looks at an outbox table, for which Check has found nothing wrong.
+func (r *Router) OutboxColumns(rel *replication.Relation) (OutboxColumns, error) {
+	p, err := r.newPlan(rel)
+	if err != nil {
+		return OutboxColumns{}, err
+	}
+	if p.outbox == nil {
+		return OutboxColumns{}, fmt.Errorf("table %s is not an outbox", p.label)
+	}
+	var c OutboxColumns
+	if p.outbox.key == nil {
+		for _, at := range p.outbox.keyColumns {
+			c.Key = append(c.Key, p.outbox.columnName(at))
+		}
+	}
+	if at := p.outbox.fields[fieldOccurred]; at >= 0 && isTimestamp(format.Builtin(rel.Columns[at].TypeOID)) {
+		c.Occurred = rel.Columns[at].Name
+	}
+	return c, nil
 }
 
 // backlogOrder gives the primary key where it is a row number; else a row number or the

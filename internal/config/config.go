@@ -41,6 +41,9 @@ type Source struct {
 	Messages        PrefixGlobs         `yaml:"messages"`
 	Keyless         string              `yaml:"keyless"` // refuse | inserts
 	Keys            map[string][]string `yaml:"keys"`    // schema.table → key columns
+	Mode            string              `yaml:"mode"`    // wal | polling
+	// PollInterval is how long polling waits where it found nothing.
+	PollInterval Duration `yaml:"poll-interval"`
 	// PrimaryDSN is where snapshots are read when DSN is a standby; empty: at DSN.
 	PrimaryDSN DSN `yaml:"primary-dsn"`
 }
@@ -63,7 +66,7 @@ type Outbox struct {
 	Headers     []string          `yaml:"headers"`
 	NullPayload string            `yaml:"null-payload"` // tombstone | null
 	Format      string            `yaml:"format"`       // payload
-	After       string            `yaml:"after"`        // keep
+	After       string            `yaml:"after"`        // keep | mark | delete
 	// Snapshot is pending | all | none, and empty where the file does not say: then
 	// pending rows are read, and a table without a column that marks published rows must
 	// not have any.
@@ -179,6 +182,9 @@ const (
 	KeylessRefuse  = "refuse"
 	KeylessInserts = "inserts"
 
+	ModeWAL     = "wal"
+	ModePolling = "polling"
+
 	SnapshotInitial = "initial"
 	SnapshotNever   = "never"
 	SnapshotOnly    = "only"
@@ -186,6 +192,10 @@ const (
 	OutboxPending = "pending"
 	OutboxAll     = "all"
 	OutboxNone    = "none"
+
+	AfterKeep   = "keep"
+	AfterMark   = "mark"
+	AfterDelete = "delete"
 
 	NullPayloadTombstone = "tombstone"
 	NullPayloadNull      = "null"
@@ -227,6 +237,8 @@ func Default() Config {
 			PublicationMode: PublicationManaged,
 			Tables:          Globs{"*.*"},
 			Keyless:         KeylessRefuse,
+			Mode:            ModeWAL,
+			PollInterval:    Duration(500 * time.Millisecond),
 		},
 		Snapshot: Snapshot{Mode: SnapshotInitial, ChunkRows: 20000, ChunkBytes: 16 << 20, Readers: 2},
 		Topics: Topics{
@@ -260,7 +272,7 @@ func Default() Config {
 
 // DefaultOutbox returns an outbox entry with every default set and no table.
 func DefaultOutbox() Outbox {
-	return Outbox{NullPayload: NullPayloadTombstone, Format: "payload", After: "keep"}
+	return Outbox{NullPayload: NullPayloadTombstone, Format: "payload", After: AfterKeep}
 }
 
 // FillNames sets what is still empty of the identity that follows the name:

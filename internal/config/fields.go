@@ -34,6 +34,8 @@ func specs() []spec {
 		{path: "source.messages", doc: "Prefixes of logical messages to capture, as globs; a leading ! excludes."},
 		{path: "source.keyless", enum: []string{KeylessRefuse, KeylessInserts}, doc: "Tables without replica identity: refuse the start, or publish their inserts only, so that the application's updates go on working."},
 		{path: "source.keys", doc: "Record key columns by schema.table, where the table has no key or another one is wanted."},
+		{path: "source.mode", enum: []string{ModeWAL, ModePolling}, doc: "wal: logical replication, exactly once. polling: the outbox tables are read again and again, at least once, where logical replication is not to be had."},
+		{path: "source.poll-interval", min: "10ms", max: "1h", doc: "With mode polling: how long to wait where nothing was found."},
 		{path: "source.primary-dsn", doc: "Where dsn is a standby: connection string of the primary, at which snapshots are read. Printed with the password masked."},
 
 		{path: "snapshot", doc: "How rows that are in the tables already are read, beside the stream."},
@@ -51,7 +53,7 @@ func specs() []spec {
 		{path: "outbox[].headers", doc: "Further columns that become headers."},
 		{path: "outbox[].null-payload", enum: []string{NullPayloadTombstone, NullPayloadNull}, doc: "What a NULL payload becomes: a tombstone, or the JSON value null."},
 		{path: "outbox[].format", enum: []string{"payload"}, later: []string{"envelope", "cloudevents"}, doc: "payload: the payload's bytes as they stand."},
-		{path: "outbox[].after", enum: []string{"keep"}, later: []string{"mark", "delete"}, doc: "keep: a published row stays as it is."},
+		{path: "outbox[].after", enum: []string{AfterKeep, AfterMark, AfterDelete}, doc: "What becomes of a published row. keep: it stays as it is. mark: published_at = now(), or status = 1 or 'processed', whichever column the table has. delete: it goes. Polling needs mark or delete."},
 		{path: "outbox[].snapshot", whenSet: true, enum: []string{OutboxPending, OutboxAll, OutboxNone}, doc: "Rows that are there at the first start. pending (default): those not marked as published (published_at, or status) become events. all: every one does. none: no one does. To be set where rows are there and no column marks them."},
 
 		{path: "topics", doc: "Where records go, and how a missing topic is created."},

@@ -114,7 +114,7 @@ func TestWhatIsWrongWithASingleKey(t *testing.T) {
 		{"format: {types: debezium, toast: marker}", "format.toast: does not go with types debezium, which has a placeholder for each type"},
 		{"format: {debezium: {decimal-handling: exact}}", "format.debezium.decimal-handling: is not one of the choices"},
 		{"format: {debezium: {unavailable-value-placeholder: \"\"}}", "format.debezium.unavailable-value-placeholder: is empty"},
-		{"outbox: [{table: public.o, after: delete}]", "outbox[0].after: is not there in this version; write keep"},
+		{"outbox: [{table: public.o, after: delete}]", "outbox[0].after: is not there in this version with source.mode wal; write keep, or source.mode: polling"},
 		{"dead-letter: {on: [encode, oversized]}", "dead-letter.on[1]: is not one of the choices; did you mean oversize?"},
 		{"dead-letter: {on: [encode, encode]}", "dead-letter.on[1]: is in the list already"},
 		{"batch: {max-bytes: 2GiB}", "batch.max-bytes: is above 1GiB"},
@@ -192,7 +192,6 @@ func TestWhatIsWrongWithTheSource(t *testing.T) {
 		{"keys: {public.events: id}", "source.keys.public.events: must be a list"},
 		{"keys: {public.events: [a, a]}", "source.keys.public.events[1]: is in the list already"},
 		{"publication-mode: none", "source.publication-mode: is not one of the choices; write managed or existing"},
-		{"mode: wal", "source.mode: unknown key; keys here: dsn, slot"},
 	} {
 		text := "name: shop\nsource:\n  dsn: postgres://u:s3cr3t-pg@db/shop\n  " + c.source + "\nkafka:\n  brokers: [k:9092]\n"
 		wantLines(t, text, problemsOf(t, text), c.want)
