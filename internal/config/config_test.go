@@ -83,7 +83,7 @@ func TestEverythingSet(t *testing.T) {
 			DSN: NewDSN("host=db user=u password='s3cr3t-pg' dbname=shop"), Slot: "s", Publication: "p",
 			PublicationMode: PublicationExisting, Tables: Globs{"public.*", "!public.audit_*"}, Messages: PrefixGlobs{"a*"},
 			Keyless: KeylessInserts, Keys: map[string][]string{"public.events": {"tenant", "id"}},
-			PrimaryDSN: NewDSN("postgres://u:s3cr3t-primary@primary/shop"),
+			Mode: ModeWAL, PollInterval: Duration(250 * time.Millisecond), PrimaryDSN: NewDSN("postgres://u:s3cr3t-primary@primary/shop"),
 		},
 		Snapshot: Snapshot{Mode: SnapshotOnly, Exclude: Globs{"public.log_*", "!public.log_new"}, ChunkRows: 500, ChunkBytes: 1 << 20, Readers: 4},
 		Outbox: []Outbox{{
