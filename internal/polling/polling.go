@@ -73,7 +73,10 @@ func New(o Options) *Poller {
 // Kafka forbids to go on (*checkpoint.Refusal), where the configuration is wrong, where a
 // row may not be dead-lettered, or where a last batch could not be published in time.
 func (p *Poller) Run(ctx context.Context) error {
-	defer p.setPhase(PhaseStopped)
+	defer func() {
+		p.setPhase(PhaseStopped)
+		p.o.Logger.Info().Uint64("records", p.Status().Records).Msg("polling ended")
+	}()
 	const first, most = 100 * time.Millisecond, 10 * time.Second
 	wait := first
 	for {
@@ -259,4 +262,3 @@ func (s *session) poll(ctx context.Context, altered <-chan error) error {
 		}
 	}
 }
-
