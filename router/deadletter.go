@@ -94,7 +94,11 @@ func (d *deadLetter) appendHead(dst []byte, mostError int) (out []byte, cut bool
 	} else {
 		field(`,"table":`, d.Table, maxDeadTable)
 	}
-	field(`,"position":`, string(d.Position), maxDeadPosition)
+	if len(d.Position) == 0 {
+		dst = append(dst, `,"position":null`...)
+	} else {
+		field(`,"position":`, string(d.Position), maxDeadPosition)
+	}
 	dst = append(dst, `,"op":"`...)
 	dst = append(dst, byte(d.Change.Op), '"')
 	return dst, cut

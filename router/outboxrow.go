@@ -13,6 +13,9 @@ type OutboxColumns struct {
 	// Created is a timestamp of when the row was written, as nearly as the table tells;
 	// empty where there is none.
 	Created string
+	// Key holds the columns of which the first that is not null is the key of the row's
+	// record. Nil where a template makes the key.
+	Key []string
 }
 
 // OutboxColumns finds them in an outbox table as it is now.
@@ -29,6 +32,11 @@ func (r *Router) OutboxColumns(rel *replication.Relation) (OutboxColumns, error)
 	for i, column := range rel.Columns {
 		if (column.Name == "created_at" || c.Created == "" && i == p.outbox.fields[fieldOccurred]) && isTimestamp(format.Builtin(column.TypeOID)) {
 			c.Created = column.Name
+		}
+	}
+	if p.outbox.key == nil {
+		for _, at := range p.outbox.keyColumns {
+			c.Key = append(c.Key, p.outbox.columnName(at))
 		}
 	}
 	return c, nil

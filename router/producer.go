@@ -97,8 +97,10 @@ func (p *Producer) Close() { p.client.Close() }
 
 // maxBatchBytes is asked when a topic's first record comes; Fence has looked the
 // checkpoint topic up, the others are known since they were routed to.
-func (p *Producer) maxBatchBytes(topic string) int32 {
-	if t := p.catalog.Lookup(topic); t != nil && t.MaxMessageBytes > 0 {
+func (p *Producer) maxBatchBytes(topic string) int32 { return maxBatchBytes(p.catalog, topic) }
+
+func maxBatchBytes(c *Catalog, topic string) int32 {
+	if t := c.Lookup(topic); t != nil && t.MaxMessageBytes > 0 {
 		return min(t.MaxMessageBytes, 1<<30) // the client's own bound
 	}
 	return 1000012 // the client's default

@@ -61,6 +61,9 @@ type Options struct {
 	// Sequence is told of events whose aggregate_seq leaves a gap or goes backwards; nil
 	// where nobody wants to know.
 	Sequence func(*SequenceFault)
+	// Polled tells that rows are read from tables and not from the stream: there is no
+	// position, and their records have no such header.
+	Polled bool
 
 	// Types describes a type that is not built in; nil where it is unknown, whose text
 	// then becomes a JSON string.
@@ -186,8 +189,12 @@ func (e *StopError) Error() string {
 	if e.Reason == ReasonOversize {
 		way = "raise the topic's max.message.bytes"
 	}
-	return fmt.Sprintf("deliver a change of %s, key %s, position %s: %v; %s, or set dead-letter.on-error to dead-letter with %s in dead-letter.on to put such changes aside",
-		e.Table, e.Key, e.Position, e.Err, way, e.Reason)
+	at := ", position " + e.Position
+	if e.Position == "" {
+		at = ""
+	}
+	return fmt.Sprintf("deliver a change of %s, key %s%s: %v; %s, or set dead-letter.on-error to dead-letter with %s in dead-letter.on to put such changes aside",
+		e.Table, e.Key, at, e.Err, way, e.Reason)
 }
 
 func (e *StopError) Unwrap() error { return e.Err }
@@ -488,7 +495,10 @@ func recordSize(b *Batch, rec *record) int {
 // stops where the configuration says so.
 func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) error {
 	table, sourceTopic := r.nameOf(c)
-	position := appendPosition(nil, c)
+	var position []byte
+	if !r.o.Polled {
+		position = appendPosition(nil, c)
+	}
 	if !slices.Contains(r.o.DeadLetterOn, fault.Reason) {
 		return &StopError{
 			Reason: fault.Reason, Table: table, Key: r.keyText(c), Err: fault,
@@ -559,9 +569,12 @@ func appendPosition(dst []byte, c *replication.Change) []byte {
 	return checkpoint.AppendHeader(dst, c.Txn.CommitLSN, c.Seq)
 }
 
-// positionHeader appends the header "position", and a replay's own, and returns their span
-// of headers.
+// positionHeader appends the header "position", if there is one, and a replay's own, and
+// returns their span of headers.
 func (r *Router) positionHeader(c *replication.Change, b *Batch) span {
+	if r.o.Polled {
+		return span{at: len(b.headers)}
+	}
 	at := len(b.arena)
 	b.arena = appendPosition(b.arena, c)
 	b.headers = append(b.headers, header{name: "position", value: b.spanFrom(at)})

@@ -2,16 +2,20 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/internal/admin"
+	"github.com/walrelay/walrelay/internal/config"
+	"github.com/walrelay/walrelay/internal/polling"
 	"github.com/walrelay/walrelay/internal/relay"
 )
 
@@ -51,12 +55,10 @@ func (a *app) run(ctx context.Context, f runFlags) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	o, err := relayOptions(c, log, registry)
+	r, err := newConnector(c, f, log, registry)
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
-	o.UntilCaughtUp, o.Takeover = f.untilCaughtUp, f.takeover
-	r := relay.New(o)
 	info, _ := debug.ReadBuildInfo()
 	log.Info().Str("version", versionLine(version, info)).Str("name", c.Name).Msg("walrelay starts")
 
@@ -72,9 +74,9 @@ func (a *app) run(ctx context.Context, f runFlags) error {
 			Listen:   c.Admin.Listen,
 			Token:    c.Admin.Token,
 			Gatherer: registry,
-			Status:   func() any { return r.Status() },
+			Status:   r.status,
 			Healthy:  func() error { return nil },
-			Ready:    r.Ready,
+			Ready:    r.ready,
 			Logger:   log.With().Str("component", "admin").Logger(),
 		})
 		if err != nil {
@@ -85,7 +87,7 @@ func (a *app) run(ctx context.Context, f runFlags) error {
 	})
 	g.Go(func() error {
 		defer endAdmin()
-		return r.Run(relayCtx)
+		return r.run(relayCtx)
 	})
 	err = g.Wait()
 	switch {
@@ -96,4 +98,28 @@ func (a *app) run(ctx context.Context, f runFlags) error {
 		return &exitError{exitRefused, err}
 	}
 	return err
+}
+
+// connector is what run runs, in either mode.
+type connector struct {
+	run    func(context.Context) error
+	status func() any
+	ready  func() error
+}
+
+func newConnector(c config.Config, f runFlags, log zerolog.Logger, registry prometheus.Registerer) (connector, error) {
+	o, err := relayOptions(c, log, registry)
+	if err != nil {
+		return connector{}, err
+	}
+	if c.Source.Mode == config.ModePolling {
+		if f.takeover {
+			return connector{}, errors.New("--takeover ends the session that holds the slot, and source.mode polling has none; leave it out: instances share the work")
+		}
+		p := polling.New(pollingOptions(c, f, o, log))
+		return connector{p.Run, func() any { return p.Status() }, p.Ready}, nil
+	}
+	o.UntilCaughtUp, o.Takeover = f.untilCaughtUp, f.takeover
+	r := relay.New(o)
+	return connector{r.Run, func() any { return r.Status() }, r.Ready}, nil
 }

@@ -86,6 +86,9 @@ func snapshotExit(err error) error {
 
 // requestOptions turns the configuration into a request's options.
 func requestOptions(c config.Config, a *app) (request.Options, error) {
+	if c.Source.Mode == config.ModePolling {
+		return request.Options{}, &exitError{exitUsage, errors.New("source.mode is polling, which reads pending outbox rows and no others: take the mark off the rows that are to be published again")}
+	}
 	log, err := newLogger(c, a.stderr)
 	if err != nil {
 		return request.Options{}, err

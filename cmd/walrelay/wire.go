@@ -13,6 +13,7 @@ import (
 
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/internal/config"
+	"github.com/walrelay/walrelay/internal/polling"
 	"github.com/walrelay/walrelay/internal/relay"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
@@ -152,6 +153,32 @@ func columnOptions(tables map[string]config.Columns) map[string]router.ColumnOpt
 		all[table] = o
 	}
 	return all
+}
+
+// pollingOptions takes what polling shares with the relay.
+func pollingOptions(c config.Config, f runFlags, o relay.Options, log zerolog.Logger) polling.Options {
+	p := polling.Options{
+		DSN:         o.DSN,
+		AppName:     o.AppName,
+		Interval:    c.Source.PollInterval.Std(),
+		StopTimeout: o.StopTimeout,
+		Kafka:       o.Kafka,
+		Publisher: router.PublisherOptions{
+			Client: o.Kafka, Compression: o.Producer.Compression, MaxRecords: c.Batch.MaxRecords, Logger: o.Producer.Logger,
+		},
+		Topics:        o.Topics,
+		Router:        o.Router,
+		Limits:        o.Limits,
+		UntilCaughtUp: f.untilCaughtUp,
+		Logger:        log.With().Str("component", "polling").Logger(),
+		Registerer:    o.Registerer,
+	}
+	for i, outbox := range o.Router.Outbox {
+		p.Outbox = append(p.Outbox, polling.Outbox{
+			Schema: outbox.Schema, Table: outbox.Table, Delete: c.Outbox[i].After == config.AfterDelete,
+		})
+	}
+	return p
 }
 
 // readAhead is the part of batch.max-bytes that the stream's queue takes, so that the

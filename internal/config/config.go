@@ -44,6 +44,9 @@ type Source struct {
 	Keyless         string              `yaml:"keyless"`          // refuse | inserts
 	Keys            map[string][]string `yaml:"keys"`             // schema.table → key columns
 	MaxRetainedWAL  Size                `yaml:"max-retained-wal"` // 0: no limit
+	Mode            string              `yaml:"mode"`             // wal | polling
+	// PollInterval is how long polling waits where it found nothing.
+	PollInterval Duration `yaml:"poll-interval"`
 	// PrimaryDSN is where snapshots are read when DSN is a standby; empty: at DSN.
 	PrimaryDSN DSN `yaml:"primary-dsn"`
 }
@@ -207,6 +210,9 @@ const (
 	KeylessRefuse  = "refuse"
 	KeylessInserts = "inserts"
 
+	ModeWAL     = "wal"
+	ModePolling = "polling"
+
 	SnapshotInitial = "initial"
 	SnapshotNever   = "never"
 	SnapshotOnly    = "only"
@@ -265,6 +271,8 @@ func Default() Config {
 			PublicationMode: PublicationManaged,
 			Tables:          Globs{"*.*"},
 			Keyless:         KeylessRefuse,
+			Mode:            ModeWAL,
+			PollInterval:    Duration(500 * time.Millisecond),
 		},
 		Snapshot: Snapshot{Mode: SnapshotInitial, ChunkRows: 20000, ChunkBytes: 16 << 20, Readers: 2},
 		Topics: Topics{

@@ -91,7 +91,7 @@ func TestEverythingSet(t *testing.T) {
 			},
 			Keyless: KeylessInserts, Keys: map[string][]string{"public.events": {"tenant", "id"}},
 			MaxRetainedWAL: 50 << 30,
-			PrimaryDSN:     NewDSN("postgres://u:s3cr3t-primary@primary/shop"),
+			Mode:           ModeWAL, PollInterval: Duration(250 * time.Millisecond), PrimaryDSN: NewDSN("postgres://u:s3cr3t-primary@primary/shop"),
 		},
 		Snapshot: Snapshot{Mode: SnapshotOnly, Exclude: Globs{"public.log_*", "!public.log_new"}, ChunkRows: 500, ChunkBytes: 1 << 20, Readers: 4},
 		Outbox: []Outbox{{

@@ -36,6 +36,8 @@ func specs() []spec {
 		{path: "source.keyless", enum: []string{KeylessRefuse, KeylessInserts}, doc: "Tables without replica identity: refuse the start, or publish their inserts only, so that the application's updates go on working."},
 		{path: "source.keys", doc: "Record key columns by schema.table, where the table has no key or another one is wanted."},
 		{path: "source.max-retained-wal", min: "0", max: "1000TiB", doc: "Above this much WAL that the slots keep, a warning is said and the anchor of replay lets go. 0: never."},
+		{path: "source.mode", enum: []string{ModeWAL, ModePolling}, doc: "wal: logical replication, exactly once. polling: the outbox tables are read again and again, at least once, where logical replication is not to be had."},
+		{path: "source.poll-interval", min: "10ms", max: "1h", doc: "With mode polling: how long to wait where nothing was found."},
 		{path: "source.primary-dsn", doc: "Where dsn is a standby: connection string of the primary, at which snapshots are read. Printed with the password masked."},
 
 		{path: "snapshot", doc: "How rows that are in the tables already are read, beside the stream."},
@@ -63,7 +65,7 @@ func specs() []spec {
 		{path: "outbox[].route.by", doc: "Column or field whose value routes. Empty: aggregate_type."},
 		{path: "outbox[].route.regex", doc: "Pattern (RE2) that has to match the whole value. Empty: (.*)."},
 		{path: "outbox[].route.replacement", doc: "The topic, with $1 or ${name} for the pattern's groups. Empty: outbox.event.$1."},
-		{path: "outbox[].after", enum: []string{AfterKeep, AfterMark, AfterDelete}, doc: "What becomes of a row once its event is in Kafka. keep: it stays as it is. mark: published_at = now(), or status = 1 or 'processed', whichever column and type the table has. delete: it is deleted."},
+		{path: "outbox[].after", enum: []string{AfterKeep, AfterMark, AfterDelete}, doc: "What becomes of a row once its event is in Kafka. keep: it stays as it is. mark: published_at = now(), or status = 1 or 'processed', whichever column and type the table has. delete: it is deleted. Polling needs mark or delete."},
 		{path: "outbox[].snapshot", whenSet: true, enum: []string{OutboxPending, OutboxAll, OutboxNone}, doc: "Rows that are there at the first start. pending (default): those not marked as published (published_at, or status) become events. all: every one does. none: no one does. To be set where rows are there and no column marks them."},
 
 		{path: "topics", doc: "Where records go, and how a missing topic is created."},

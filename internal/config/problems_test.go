@@ -206,7 +206,7 @@ func TestWhatIsWrongWithTheSource(t *testing.T) {
 		{"keys: {public.events: id}", "source.keys.public.events: must be a list"},
 		{"keys: {public.events: [a, a]}", "source.keys.public.events[1]: is in the list already"},
 		{"publication-mode: none", "source.publication-mode: is not one of the choices; write managed or existing"},
-		{"mode: wal", "source.mode: unknown key; keys here: dsn, slot"},
+		{"cursor: wal", "source.cursor: unknown key; keys here: dsn, slot"},
 	} {
 		text := "name: shop\nsource:\n  dsn: postgres://u:s3cr3t-pg@db/shop\n  " + c.source + "\nkafka:\n  brokers: [k:9092]\n"
 		wantLines(t, text, problemsOf(t, text), c.want)

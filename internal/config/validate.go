@@ -35,6 +35,7 @@ func (c Config) validate(p *Problems, at func(string) source) {
 	v.single("", reflect.ValueOf(c))
 	v.name(c)
 	v.source(c)
+	v.mode(c)
 	for i, o := range c.Outbox {
 		v.outbox(fmt.Sprintf("outbox[%d]", i), o, c.Outbox[:i])
 	}

@@ -144,7 +144,7 @@ func floorOf(p string) int {
 		return loop
 	case room == "internal":
 		return path
-	case room == "cmd":
+	case room == "cmd", room == "examples": // which import nothing of ours
 		return command
 	}
 	return 0

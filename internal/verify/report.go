@@ -57,7 +57,6 @@ type TableReport struct {
 	Found []Difference `json:"found,omitempty"`
 
 	unsettled int64 // differences that may be of a transaction which the snapshot does not see
-	refusal   error
 	partial   bool // columns were not compared
 	defaulted int64
 	gone      int64 // keyless: rows of the topic that the table has no longer

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/walrelay/walrelay/internal/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// TestEachEventTakesEffectOnce delivers every event twice and some before their
+// predecessors, and kills the consumer in the middle, three times, with SIGKILL.
+func TestEachEventTakesEffectOnce(t *testing.T) {
+	pg, kafka := harness.Postgres(t), harness.Kafka(t)
+	program := filepath.Join(t.TempDir(), "consumer")
+	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v: %s", err, out)
+	}
+	topic := "outbox.event." + kafka.Unique()
+	client, err := kgo.NewClient(kgo.SeedBrokers(kafka.Brokers()...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if _, err := kadm.NewClient(client).CreateTopic(t.Context(), 6, 1, nil, topic); err != nil {
+		t.Fatal(err)
+	}
+	const aggregates, events = 10, 60
+	send := func(a, seq int) {
+		r := &kgo.Record{
+			Topic: topic, Key: []byte(fmt.Sprintf("order-%d", a)), Value: []byte(fmt.Sprintf(`{"amount_cents": %d}`, seq)),
+			Headers: []kgo.RecordHeader{
+				{Key: "id", Value: []byte(fmt.Sprintf("e-%d-%d", a, seq))},
+				{Key: "aggregate_seq", Value: []byte(fmt.Sprint(seq))},
+			},
+		}
+		if err := client.ProduceSync(t.Context(), r).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		for seq := 1; seq <= events; seq += 2 {
+			for a := range aggregates {
+				send(a, seq+1) // before its predecessor
+				send(a, seq)
+			}
+		}
+	}
+	start := func() *exec.Cmd {
+		cmd := exec.Command(program)
+		cmd.Env = append(os.Environ(), "DSN="+pg.DSN(), "BROKERS="+kafka.Brokers()[0], "TOPIC="+topic, "GROUP="+topic)
+		cmd.Stderr = os.Stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
+		return cmd
+	}
+	count := func() int {
+		rows, err := pg.TryQuery(`SELECT count(*) FROM processed_events`)
+		if err != nil || len(rows) == 0 {
+			return 0 // the consumer has not made its tables yet
+		}
+		n := 0
+		if _, err := fmt.Sscan(rows[0][0], &n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for kill := range 3 {
+		cmd := start()
+		harness.WaitFor(t, "some effects", harness.DefaultTimeout, func() (bool, error) { return count() > (kill+1)*20, nil })
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // its error is the signal
+		if n := count(); n == aggregates*events && kill == 0 {
+			t.Fatal("the kill came too late to prove anything")
+		}
+	}
+	start()
+	want := fmt.Sprint(aggregates * events * (events + 1) / 2)
+	harness.WaitFor(t, "all effects", 3*harness.DefaultTimeout, func() (bool, error) {
+		return count() == aggregates*events && pg.Value(`SELECT count(*) FROM parked_events`) == "0", nil
+	})
+	if got := pg.Value(`SELECT sum(balance)::text FROM aggregates`); got != want {
+		t.Errorf("the balances add up to %s, want %s", got, want)
+	}
+	if n := pg.Value(`SELECT count(*) FROM aggregates WHERE last_seq <> $1`, fmt.Sprint(events)); n != "0" {
+		t.Errorf("%s aggregates have not had their last event", n)
+	}
+}

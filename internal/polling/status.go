@@ -1,0 +1,175 @@
+package polling
+
+import (
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Phase is what the poller is doing.
+type Phase string
+
+// The phases, in the order of a start.
+const (
+	PhaseStarting   Phase = "starting"
+	PhaseConnecting Phase = "connecting"
+	PhasePolling    Phase = "polling"
+	PhaseRetrying   Phase = "retrying"
+	PhaseStopped    Phase = "stopped"
+)
+
+var phases = []Phase{PhaseStarting, PhaseConnecting, PhasePolling, PhaseRetrying, PhaseStopped}
+
+// Status is a copy of the poller's state, for /status.
+type Status struct {
+	Mode       string        `json:"mode"` // polling
+	Phase      Phase         `json:"phase"`
+	Since      time.Time     `json:"since"`
+	LagSeconds float64       `json:"lag_seconds"` // age of the oldest pending row
+	Records    uint64        `json:"records"`     // published by this process
+	Tables     []TableStatus `json:"tables,omitempty"`
+	Problems   []string      `json:"problems,omitempty"`
+}
+
+// TableStatus is how an outbox table stands, as last measured.
+type TableStatus struct {
+	Table         string  `json:"table"`
+	Pending       int64   `json:"pending_rows"`
+	OldestSeconds float64 `json:"oldest_pending_seconds"`
+}
+
+// Status gives a copy of the state; safe from any goroutine.
+func (p *Poller) Status() Status {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.status
+	s.Tables = append([]TableStatus(nil), s.Tables...)
+	s.Problems = append([]string(nil), s.Problems...)
+	return s
+}
+
+// Ready tells why the poller does not poll, or nil where it does.
+func (p *Poller) Ready() error {
+	s := p.Status()
+	if s.Phase != PhasePolling {
+		return errors.New("phase " + string(s.Phase))
+	}
+	if len(s.Problems) > 0 {
+		return errors.New(s.Problems[0])
+	}
+	return nil
+}
+
+// metrics of the poller itself; those of records are the router's.
+type metrics struct {
+	restarts   *prometheus.CounterVec
+	state      *prometheus.GaugeVec
+	lagSeconds prometheus.Gauge
+	isrShort   prometheus.Gauge
+	pending    *prometheus.GaugeVec
+	oldest     *prometheus.GaugeVec
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	vec := func(name, help, label string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{label})
+	}
+	m := &metrics{
+		restarts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walrelay_restarts_total", Help: "Times that polling started over, by reason.",
+		}, []string{"reason"}),
+		state:      vec("walrelay_state", "1 for the phase that the connector is in.", "phase"),
+		lagSeconds: prometheus.NewGauge(prometheus.GaugeOpts{Name: "walrelay_lag_seconds", Help: "Age of the oldest row that is not published; 0 when caught up."}),
+		isrShort:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "walrelay_isr_short_partitions", Help: "Partitions written to whose in-sync replicas are fewer than their replicas."}),
+		pending:    vec("walrelay_outbox_pending_rows", "Rows of the outbox table that are not published.", "table"),
+		oldest:     vec("walrelay_outbox_oldest_pending_seconds", "Age of the oldest row that is not published; 0 where there is none.", "table"),
+	}
+	if reg != nil {
+		reg.MustRegister(m.restarts, m.state, m.lagSeconds, m.isrShort, m.pending, m.oldest)
+	}
+	return m
+}
+
+func (p *Poller) setPhase(phase Phase) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.status.Phase != phase {
+		p.status.Phase, p.status.Since = phase, time.Now()
+	}
+	for _, q := range phases {
+		v := 0.0
+		if q == phase {
+			v = 1
+		}
+		p.metrics.state.WithLabelValues(string(q)).Set(v)
+	}
+}
+
+func (p *Poller) setProblem(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.status.Problems = nil
+	if text != "" {
+		p.status.Problems = []string{text}
+	}
+}
+
+// published takes over a batch whose marks are committed.
+func (p *Poller) published(t *table, n int) {
+	p.o.Logger.Debug().Str("table", t.name()).Int("records", n).Msg("published")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.status.Records += uint64(n)
+}
+
+// measured takes over how the tables stand.
+func (p *Poller) measured(tables []TableStatus, isrShort int64) {
+	lag := 0.0
+	for _, t := range tables {
+		p.metrics.pending.WithLabelValues(t.Table).Set(float64(t.Pending))
+		p.metrics.oldest.WithLabelValues(t.Table).Set(t.OldestSeconds)
+		lag = max(lag, t.OldestSeconds)
+	}
+	p.metrics.lagSeconds.Set(lag)
+	p.metrics.isrShort.Set(float64(isrShort))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.status.Tables, p.status.LagSeconds = tables, lag
+}
+
+// fault counts the attempts since a connection was lost, so that it is said once, with a
+// count now and then, and once when it is over.
+type fault struct {
+	since, said time.Time
+	attempts    int
+}
+
+// sayEvery is how often a fault that lasts is said again.
+const sayEvery = time.Minute
+
+func (p *Poller) lost(err error) {
+	f := &p.fault
+	f.attempts++
+	p.metrics.restarts.WithLabelValues("connection").Inc()
+	p.setProblem(err.Error())
+	p.setPhase(PhaseRetrying)
+	now := time.Now()
+	if f.attempts > 1 && now.Sub(f.said) < sayEvery {
+		return
+	}
+	if f.attempts == 1 {
+		f.since = now
+	}
+	f.said = now
+	p.o.Logger.Warn().Err(err).Int("attempts", f.attempts).Msg("starting over: what was published and is not marked is published again")
+}
+
+func (p *Poller) recovered() {
+	f := p.fault
+	p.fault = fault{}
+	p.setProblem("")
+	if f.attempts > 0 {
+		p.o.Logger.Info().Int("attempts", f.attempts).Dur("took", time.Since(f.since)).Msg("recovered")
+	}
+}
