@@ -170,6 +170,13 @@ func (l *loop) stream(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if !paused.IsZero() {
+			// What the stream has just come to stand still for is asked for now: nothing may
+			// arrive before the pause is over.
+			if err := l.merging.pump(); err != nil {
+				return err
+			}
+		}
 		if !l.inTxn && !l.stalled && !l.stopping {
 			if err := l.merging.emit(ctx); err != nil {
 				return err
