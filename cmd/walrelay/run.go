@@ -7,19 +7,21 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/internal/admin"
 	"github.com/walrelay/walrelay/internal/relay"
+	"github.com/walrelay/walrelay/internal/replay"
 )
 
 // newRunCommand is run: the connector.
 func newRunCommand(a *app) *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
-		Use:   "run -c FILE",
+		Use:   "run -c FILE [--from-lsn L] [--takeover] [--until-caught-up]",
 		Short: "Stream the database into Kafka until SIGTERM or SIGINT",
 		Long: "Streams committed changes and outbox rows into Kafka, exactly once, and reads\n" +
 			"beside the stream what was in the tables before (snapshot.mode), until\n" +
@@ -32,15 +34,21 @@ func newRunCommand(a *app) *cobra.Command {
 	a.addConfigFlag(cmd.Flags())
 	cmd.Flags().BoolVar(&f.untilCaughtUp, "until-caught-up", false, "end (exit 0) once everything committed before the start is in Kafka and every table is read")
 	cmd.Flags().BoolVar(&f.takeover, "takeover", false, "first end the walsender that holds this connector's slot")
+	cmd.Flags().StringVar(&f.fromLSN, "from-lsn", "", "first go back to this LSN, `X/Y` or a record's position, once: a restart with the same one goes on")
 	return cmd
 }
 
 type runFlags struct {
 	untilCaughtUp bool
 	takeover      bool
+	fromLSN       string
 }
 
 func (a *app) run(ctx context.Context, f runFlags) error {
+	from, err := parseLSN("--from-lsn", f.fromLSN)
+	if err != nil {
+		return err
+	}
 	c, err := a.loadConfig()
 	if err != nil {
 		return err
@@ -56,6 +64,14 @@ func (a *app) run(ctx context.Context, f runFlags) error {
 		return &exitError{exitUsage, err}
 	}
 	o.UntilCaughtUp, o.Takeover = f.untilCaughtUp, f.takeover
+	if from > 0 {
+		set, err := a.setOptions(c)
+		if err != nil {
+			return err
+		}
+		set.LSN, set.Once, set.Takeover = from, true, f.takeover
+		o.Rewind = func(ctx context.Context) error { return rewind(ctx, set, log) }
+	}
 	r := relay.New(o)
 	info, _ := debug.ReadBuildInfo()
 	log.Info().Str("version", versionLine(version, info)).Str("name", c.Name).Msg("walrelay starts")
@@ -96,4 +112,22 @@ func (a *app) run(ctx context.Context, f runFlags) error {
 		return &exitError{exitRefused, err}
 	}
 	return err
+}
+
+// rewind is --from-lsn.
+func rewind(ctx context.Context, o replay.SetOptions, log zerolog.Logger) error {
+	o.Confirm = func(text string) error {
+		log.Warn().Stringer("lsn", o.LSN).Msg(text)
+		return nil
+	}
+	r, err := replay.Set(ctx, o)
+	if err != nil {
+		return fmt.Errorf("--from-lsn: %w", err)
+	}
+	if r.Already {
+		log.Info().Stringer("lsn", o.LSN).Msg("--from-lsn was done by an earlier start and is recorded in the checkpoint: going on; to go back to it again: walrelay checkpoint set -c FILE --lsn")
+		return nil
+	}
+	log.Info().Str("from", r.From).Str("to", r.To).Msg("--from-lsn is done and recorded in the checkpoint")
+	return nil
 }
