@@ -33,6 +33,9 @@ type Checkpoint struct {
 	// After is what a restart has to know of outbox rows that are marked or deleted; nil
 	// where none are.
 	After *After
+	// Rewound is the LSN of the last run --from-lsn: a restart with the same one does not
+	// rewind again. 0 before the first.
+	Rewound LSN
 }
 
 // Source identifies the database that the position belongs to. LSNs of two

@@ -57,6 +57,7 @@ const (
 //	| trees         | object, absent  | {"oid":partitions or null} set since that record     |
 //	| slot_snapshot | string, absent  | Checkpoint.SlotSnapshot                              |
 //	| requests      | integer, absent | Checkpoint.Requests                                  |
+//	| rewound       | "X/Y", absent   | Checkpoint.Rewound                                   |
 //	| after         | object, absent  | Checkpoint.After                                     |
 func EncodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) []byte {
 	dst, _ = encodePosition(dst, c, stateOffset, delta)
@@ -122,6 +123,11 @@ func encodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) 
 	if c.Requests != 0 {
 		dst = append(dst, `,"requests":`...)
 		dst = strconv.AppendInt(dst, c.Requests, 10)
+	}
+	if c.Rewound != 0 {
+		dst = append(dst, `,"rewound":"`...)
+		dst = c.Rewound.Append(dst)
+		dst = append(dst, '"')
 	}
 	if c.After != nil {
 		dst = append(dst, `,"after":`...)
@@ -218,6 +224,7 @@ type positionRecord struct {
 	Trees        treeRecords             `json:"trees"`
 	SlotSnapshot string                  `json:"slot_snapshot"`
 	Requests     int64                   `json:"requests"`
+	Rewound      jsonLSN                 `json:"rewound"`
 	After        *afterRecord            `json:"after"`
 }
 
@@ -283,7 +290,7 @@ func (r *positionRecord) checkpoint() (c Checkpoint, delta Delta, err error) {
 	for _, p := range r.Publications {
 		c.Publications = append(c.Publications, Publication{Name: p.Name, Horizon: LSN(p.Horizon)})
 	}
-	c.SlotSnapshot, c.Requests = r.SlotSnapshot, r.Requests
+	c.SlotSnapshot, c.Requests, c.Rewound = r.SlotSnapshot, r.Requests, LSN(r.Rewound)
 	if c.After, err = r.After.after(); err != nil {
 		return c, delta, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
+	"github.com/walrelay/walrelay/internal/config"
 	"github.com/walrelay/walrelay/internal/replay"
 	"github.com/walrelay/walrelay/router"
 )
@@ -119,6 +120,14 @@ func printJSON(w io.Writer, v any) error {
 	return nil
 }
 
+// setOptions turns the configuration into the options by which the connector is moved: its
+// own transactional id, and its own checkpoint topic.
+func (a *app) setOptions(c config.Config) (replay.SetOptions, error) {
+	o, err := a.replayOptions(c, replayFlags{inPlace: true})
+	o.Producer.CheckpointTopic, o.Producer.TransactionalID = c.Kafka.CheckpointTopic, c.Kafka.TransactionalID
+	return replay.SetOptions{Options: o}, err
+}
+
 func (a *app) checkpointSet(ctx context.Context, f setFlags) error {
 	lsn, err := parseLSN("--lsn", f.lsn)
 	if err != nil {
@@ -128,21 +137,19 @@ func (a *app) checkpointSet(ctx context.Context, f setFlags) error {
 	if err != nil {
 		return err
 	}
-	o, err := a.replayOptions(c, replayFlags{inPlace: true})
+	o, err := a.setOptions(c)
 	if err != nil {
 		return err
 	}
-	o.Producer.CheckpointTopic, o.Producer.TransactionalID = c.Kafka.CheckpointTopic, c.Kafka.TransactionalID
-	r, err := replay.Set(ctx, replay.SetOptions{
-		Options: o, LSN: lsn, AcceptSource: f.acceptSource,
-		Confirm: func(text string) error {
-			if f.yes {
-				_, err := fmt.Fprintln(a.stderr, text)
-				return err
-			}
-			return a.confirm(text + "\nMove the connector?")
-		},
-	})
+	o.LSN, o.AcceptSource = lsn, f.acceptSource
+	o.Confirm = func(text string) error {
+		if f.yes {
+			_, err := fmt.Fprintln(a.stderr, text)
+			return err
+		}
+		return a.confirm(text + "\nMove the connector?")
+	}
+	r, err := replay.Set(ctx, o)
 	var usage *replay.UsageError
 	switch {
 	case errors.As(err, &usage):

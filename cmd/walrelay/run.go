@@ -17,13 +17,14 @@ import (
 	"github.com/walrelay/walrelay/internal/config"
 	"github.com/walrelay/walrelay/internal/polling"
 	"github.com/walrelay/walrelay/internal/relay"
+	"github.com/walrelay/walrelay/internal/replay"
 )
 
 // newRunCommand is run: the connector.
 func newRunCommand(a *app) *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
-		Use:   "run -c FILE",
+		Use:   "run -c FILE [--from-lsn L] [--takeover] [--until-caught-up]",
 		Short: "Stream the database into Kafka until SIGTERM or SIGINT",
 		Long: "Streams committed changes and outbox rows into Kafka, exactly once, and reads\n" +
 			"beside the stream what was in the tables before (snapshot.mode), until\n" +
@@ -36,15 +37,21 @@ func newRunCommand(a *app) *cobra.Command {
 	a.addConfigFlag(cmd.Flags())
 	cmd.Flags().BoolVar(&f.untilCaughtUp, "until-caught-up", false, "end (exit 0) once everything committed before the start is in Kafka and every table is read")
 	cmd.Flags().BoolVar(&f.takeover, "takeover", false, "first end the walsender that holds this connector's slot")
+	cmd.Flags().StringVar(&f.fromLSN, "from-lsn", "", "first go back to this LSN, `X/Y` or a record's position, once: a restart with the same one goes on")
 	return cmd
 }
 
 type runFlags struct {
 	untilCaughtUp bool
 	takeover      bool
+	fromLSN       string
 }
 
 func (a *app) run(ctx context.Context, f runFlags) error {
+	from, err := parseLSN("--from-lsn", f.fromLSN)
+	if err != nil {
+		return err
+	}
 	c, err := a.loadConfig()
 	if err != nil {
 		return err
@@ -55,7 +62,7 @@ func (a *app) run(ctx context.Context, f runFlags) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	r, err := newConnector(c, f, log, registry)
+	r, err := a.newConnector(c, f, from, log, registry)
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
@@ -107,7 +114,7 @@ type connector struct {
 	ready  func() error
 }
 
-func newConnector(c config.Config, f runFlags, log zerolog.Logger, registry prometheus.Registerer) (connector, error) {
+func (a *app) newConnector(c config.Config, f runFlags, from checkpoint.LSN, log zerolog.Logger, registry prometheus.Registerer) (connector, error) {
 	o, err := relayOptions(c, log, registry)
 	if err != nil {
 		return connector{}, err
@@ -116,10 +123,39 @@ func newConnector(c config.Config, f runFlags, log zerolog.Logger, registry prom
 		if f.takeover {
 			return connector{}, errors.New("--takeover ends the session that holds the slot, and source.mode polling has none; leave it out: instances share the work")
 		}
+		if from > 0 {
+			return connector{}, errors.New("--from-lsn goes back in the WAL, which source.mode polling does not read; leave it out")
+		}
 		p := polling.New(pollingOptions(c, f, o, log))
 		return connector{p.Run, func() any { return p.Status() }, p.Ready}, nil
 	}
 	o.UntilCaughtUp, o.Takeover = f.untilCaughtUp, f.takeover
+	if from > 0 {
+		set, err := a.setOptions(c)
+		if err != nil {
+			return connector{}, err
+		}
+		set.LSN, set.Once, set.Takeover = from, true, f.takeover
+		o.Rewind = func(ctx context.Context) error { return rewind(ctx, set, log) }
+	}
 	r := relay.New(o)
 	return connector{r.Run, func() any { return r.Status() }, r.Ready}, nil
+}
+
+// rewind is --from-lsn.
+func rewind(ctx context.Context, o replay.SetOptions, log zerolog.Logger) error {
+	o.Confirm = func(text string) error {
+		log.Warn().Stringer("lsn", o.LSN).Msg(text)
+		return nil
+	}
+	r, err := replay.Set(ctx, o)
+	if err != nil {
+		return fmt.Errorf("--from-lsn: %w", err)
+	}
+	if r.Already {
+		log.Info().Stringer("lsn", o.LSN).Msg("--from-lsn was done by an earlier start and is recorded in the checkpoint: going on; to go back to it again: walrelay checkpoint set -c FILE --lsn")
+		return nil
+	}
+	log.Info().Str("from", r.From).Str("to", r.To).Msg("--from-lsn is done and recorded in the checkpoint")
+	return nil
 }

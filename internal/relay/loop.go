@@ -53,7 +53,8 @@ type loop struct {
 	news      <-chan news
 	lost      <-chan error // the primary, where that is not the source
 	publish   []checkpoint.Publication
-	published bool // publish changed and is not in a checkpoint yet
+	rewound   checkpoint.LSN // of the last --from-lsn
+	published bool           // publish changed and is not in a checkpoint yet
 }
 
 // delivery is a batch on its way, with the checkpoint after it.
@@ -87,6 +88,7 @@ func newLoop(s *session, cp checkpoint.Checkpoint) *loop {
 		pos:       cp.Position,
 		committed: cp.Position,
 		publish:   cp.Publications,
+		rewound:   cp.Rewound,
 		sent:      s.facts.Slot.ConfirmedFlush,
 		now:       time.Now(),
 	}
@@ -465,7 +467,7 @@ func (l *loop) maybeDeliver(drained bool) {
 	l.stalled, l.urgent, l.published = false, false, false
 	l.filledAt = time.Now()
 	l.limit()
-	cp := checkpoint.Checkpoint{Position: b.Position(), Source: l.s.source, Publications: l.publish}
+	cp := checkpoint.Checkpoint{Position: b.Position(), Source: l.s.source, Publications: l.publish, Rewound: l.rewound}
 	l.merging.checkpoint(&cp)
 	l.after.checkpoint(&cp)
 	l.s.r.delivering(l.filledAt)

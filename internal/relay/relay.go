@@ -27,6 +27,8 @@ type Options struct {
 	Publications replication.PlanOptions
 	Existing     bool // publication-mode: existing
 	Takeover     bool // end the walsender that holds the slot, once
+	// Rewind moves the checkpoint back, before anything else and once; nil for not.
+	Rewind func(ctx context.Context) error
 
 	Kafka      router.ClientOptions
 	Producer   router.ProducerOptions
@@ -87,6 +89,7 @@ type Relay struct {
 	anchor   *anchor
 	target   checkpoint.LSN // until-caught-up; set once, by the first session
 	tookOver bool
+	rewound  bool
 
 	sourceSeen, kafkaSeen bool // each was reached once
 	resumed               bool // a checkpoint was read or written, so there has to be one

@@ -62,6 +62,12 @@ func newSession(r *Relay) *session {
 func (s *session) run(ctx context.Context) error {
 	defer s.close(ctx)
 	s.r.setPhase(PhaseConnecting)
+	if s.r.o.Rewind != nil && !s.r.rewound {
+		if err := s.r.o.Rewind(ctx); err != nil {
+			return err
+		}
+		s.r.rewound = true
+	}
 	// Nothing is created or changed before all refusals that can be seen have been.
 	if err := s.inspect(ctx); err != nil {
 		return err

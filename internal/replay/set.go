@@ -20,6 +20,11 @@ type SetOptions struct {
 	// AcceptSource takes the server as the checkpoint's, whatever its system identifier,
 	// database and timeline are.
 	AcceptSource bool
+	// Once is for the start of a run: only backwards, and only where the checkpoint does not
+	// record that it was moved to LSN so; then the result's Already is set.
+	Once bool
+	// Takeover ends the walsender that holds the slot first.
+	Takeover bool
 	// Confirm is told the consequences, before anything is changed; its error ends it.
 	Confirm func(consequences string) error
 }
@@ -32,6 +37,8 @@ type SetResult struct {
 	Transactions int64  `json:"transactions"` // skipped, or delivered again by the connector
 	Changes      int64  `json:"changes"`
 	SystemID     string `json:"system_id"`
+	// Already: Once, and it was done before.
+	Already bool `json:"-"`
 }
 
 // Set moves the live connector's checkpoint, and its slot with it. The slot is taken and
@@ -47,11 +54,22 @@ func Set(ctx context.Context, o SetOptions) (SetResult, error) {
 	defer admin.Close()
 	s.catalog = router.NewCatalog(admin)
 	store := ckafka.NewStore(admin, o.Live)
+	if err := store.EnsureTopic(ctx); err != nil { // its absence is an error for who reads it
+		return SetResult{}, err
+	}
 	found := false
 	if s.live, found, err = store.Peek(ctx); err != nil {
 		return SetResult{}, err
 	}
-	if !found && !o.AcceptSource && o.LSN == 0 {
+	switch {
+	case o.Once && !found:
+		return SetResult{}, &checkpoint.Refusal{
+			What:   fmt.Sprintf("there is no checkpoint in topic %s, so that there is nothing to go back from to %s", o.Live.Topic, o.LSN),
+			Remedy: "start without --from-lsn",
+		}
+	case o.Once && s.live.Rewound == o.LSN:
+		return s.already(), nil
+	case !found && !o.AcceptSource && o.LSN == 0:
 		return SetResult{}, &checkpoint.Refusal{What: fmt.Sprintf("there is no checkpoint in topic %s", o.Live.Topic), Remedy: "say where to begin with --lsn"}
 	}
 	if err := s.look(ctx); err != nil {
@@ -68,11 +86,23 @@ func Set(ctx context.Context, o SetOptions) (SetResult, error) {
 	if err != nil {
 		return SetResult{}, err
 	}
+	if there && slot.Active && o.Takeover {
+		if _, err := replication.TerminateHolder(ctx, s.conn, o.Slot); err != nil {
+			return SetResult{}, err
+		}
+		if err := s.awaitFree(ctx); err != nil {
+			return SetResult{}, err
+		}
+		// What the holder confirmed to its end counts.
+		if slot, there, err = replication.ReadSlot(ctx, s.conn, o.Slot); err != nil {
+			return SetResult{}, err
+		}
+	}
 	if there && slot.Active {
 		return SetResult{}, s.refuseHeld(slot.ActivePID)
 	}
 	if o.LSN > s.db.WALEnd {
-		return SetResult{}, fmt.Errorf("--lsn %s is beyond the end of the WAL, which is at %s on timeline %d", o.LSN, s.db.WALEnd, s.db.Timeline)
+		return SetResult{}, fmt.Errorf("%s is beyond the end of the WAL, which is at %s on timeline %d", o.LSN, s.db.WALEnd, s.db.Timeline)
 	}
 	// Invariant 3: fence, then read. Whoever takes the slot meanwhile fences us in turn, and
 	// then nothing of this is committed.
@@ -100,6 +130,12 @@ func Set(ctx context.Context, o SetOptions) (SetResult, error) {
 		return SetResult{}, err
 	}
 	return s.move(ctx, o, slot, nil)
+}
+
+// already is the result of a rewind that an earlier start did.
+func (s *session) already() SetResult {
+	at := s.live.Position.LSN.String()
+	return SetResult{From: at, To: at, Direction: "none", SystemID: s.live.Source.SystemID, Already: true}
 }
 
 func (s *session) refuseHeld(pid int32) error {
@@ -162,8 +198,17 @@ func (s *session) take(ctx context.Context) (*replication.Stream, error) {
 func (s *session) move(ctx context.Context, o SetOptions, slot replication.Slot, stream *replication.Stream) (SetResult, error) {
 	at := s.live.Position
 	to := o.LSN
+	if o.Once && s.live.Rewound == to { // by whoever held the slot while we looked
+		return s.already(), nil
+	}
 	r := SetResult{From: at.LSN.String(), SystemID: s.db.SystemID, Direction: "none"}
 	switch {
+	case o.Once && to > at.LSN:
+		return r, &checkpoint.Refusal{
+			What:   fmt.Sprintf("--from-lsn %s is ahead of the checkpoint, which is at %s", to, at.LSN),
+			Risk:   "what is committed between would never be delivered",
+			Remedy: "start without --from-lsn; to skip it on purpose: walrelay checkpoint set -c FILE --lsn " + to.String(),
+		}
 	case to == 0 && stream == nil:
 		return r, &checkpoint.Refusal{
 			What:   fmt.Sprintf("slot %s does not exist on this server, or is lost, so that there is nowhere to go on", s.o.Slot),
@@ -286,6 +331,9 @@ func (s *session) apply(ctx context.Context, o SetOptions, slot replication.Slot
 	cp.Position = checkpoint.Position{LSN: to, CommitLSN: to}
 	cp.Source = s.db.Source()
 	cp.TakenOver = nil
+	if o.Once {
+		cp.Rewound = o.LSN
+	}
 	if foreign {
 		if err := s.adopt(ctx, &cp); err != nil {
 			return err
