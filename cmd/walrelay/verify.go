@@ -115,6 +115,9 @@ func (f verifyFlags) validate() error {
 
 // verifyOptions turns the configuration into a comparison's options.
 func verifyOptions(c config.Config, a *app) (verify.Options, error) {
+	if c.Source.Mode == config.ModePolling {
+		return verify.Options{}, &exitError{exitUsage, errors.New("source.mode is polling, which publishes at least once and stores no position, so that topics and tables cannot be held against each other exactly: what is published is what is marked in the outbox table")}
+	}
 	log, err := newLogger(c, a.stderr)
 	if err != nil {
 		return verify.Options{}, err

@@ -116,36 +116,31 @@ func (p *Pending) look(ctx context.Context, conn *pgx.Conn) error {
 		return fmt.Errorf("set statement_timeout: %w", err)
 	}
 	for i := range tables {
-		if err := p.count(ctx, conn, &tables[i]); err != nil {
+		if _, _, err := p.Count(ctx, conn, &tables[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// count asks one table. The condition is the mark's own, so that a partial index on it
+// Count asks one table how many of its rows are pending and how old the oldest is, in
+// seconds, and sets the metrics. The condition is the mark's own, so that a partial index on it
 // serves: CREATE INDEX ON outbox (created_at) WHERE published_at IS NULL.
-func (p *Pending) count(ctx context.Context, conn *pgx.Conn, t *Table) error {
-	age := "NULL::pg_catalog.float8"
+func (p *Pending) Count(ctx context.Context, conn *pgx.Conn, t *Table) (rows int64, age float64, err error) {
+	oldest := "NULL::pg_catalog.float8"
 	if t.Created != "" {
-		age = fmt.Sprintf("extract(epoch FROM pg_catalog.now() - min(t.%s))::pg_catalog.float8", pgx.Identifier{t.Created}.Sanitize())
+		oldest = fmt.Sprintf("extract(epoch FROM pg_catalog.now() - min(t.%s))::pg_catalog.float8", pgx.Identifier{t.Created}.Sanitize())
 	}
-	where := ""
-	if t.Pending != "" {
-		where = " WHERE " + t.Pending
-	}
-	var (
-		rows    int64
-		seconds *float64
-	)
-	err := conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*), %s FROM %s t%s", age, t.quoted(), where)).Scan(&rows, &seconds)
+	var seconds *float64
+	err = conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*), %s FROM %s t WHERE %s", oldest, t.SQL(), t.NotPublished())).Scan(&rows, &seconds)
 	if err != nil {
-		return fmt.Errorf("count pending rows of %s: %w; an index such as CREATE INDEX ON %s (…) WHERE %s makes it cheap", t.String(), err, t.quoted(), t.Pending)
+		return 0, 0, fmt.Errorf("count pending rows of %s: %w; an index such as CREATE INDEX ON %s (…) WHERE %s makes it cheap", t.String(), err, t.SQL(), t.NotPublished())
 	}
 	name := t.String()
 	p.rows.WithLabelValues(name).Set(float64(rows))
-	p.oldest.WithLabelValues(name).Set(p.age(name, rows, seconds, time.Now()))
-	return nil
+	age = p.age(name, rows, seconds, time.Now())
+	p.oldest.WithLabelValues(name).Set(age)
+	return rows, age, nil
 }
 
 // age is how long the oldest row has waited: by its own time, or, where there is none,

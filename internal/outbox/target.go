@@ -20,25 +20,6 @@ const (
 	Delete = "delete"
 )
 
-// Table is an outbox table as the configuration and its columns describe it.
-type Table struct {
-	OID          uint32
-	Schema, Name string
-	After        string // Keep, Mark or Delete
-	EventID      string // the column of the event's id
-	// Mark is the column that tells which rows are published, Pending the SQL condition of
-	// those that are not, and Published the SQL expression that Mark is set to. Empty where the table
-	// has no such column.
-	Mark, Pending, Published string
-	// Created is the column of the time at which a row was written; empty for none.
-	Created string
-}
-
-// String gives schema.table, unquoted.
-func (t *Table) String() string { return t.Schema + "." + t.Name }
-
-func (t *Table) quoted() string { return pgx.Identifier{t.Schema, t.Name}.Sanitize() }
-
 // Target is a table whose rows can be marked or deleted. It is not changed once made.
 type Target struct {
 	Table
@@ -59,7 +40,7 @@ func NewTarget(ctx context.Context, conn *pgx.Conn, t Table) (*Target, error) {
 		return nil, &checkpoint.Refusal{
 			What:   fmt.Sprintf("outbox table %s has no column to mark: neither published_at (a timestamp) nor status (an integer, a text or an enum)", t.String()),
 			Risk:   "delivered rows could not be told from others",
-			Remedy: fmt.Sprintf("ALTER TABLE %s ADD COLUMN published_at timestamptz; or set after: delete, or after: keep, under its outbox entry", t.quoted()),
+			Remedy: fmt.Sprintf("ALTER TABLE %s ADD COLUMN published_at timestamptz; or set after: delete, or after: keep, under its outbox entry", t.SQL()),
 		}
 	}
 	if err := target.readKey(ctx, conn); err != nil {
@@ -138,7 +119,7 @@ SELECT quote_ident(current_user), has_schema_privilege(c.relnamespace, 'USAGE'),
 		return &checkpoint.Refusal{
 			What:   fmt.Sprintf("role %s may not %s delivered rows of outbox table %s", role, t.After, t.String()),
 			Risk:   "delivered rows would stay as they are, and with them the WAL that the slot keeps",
-			Remedy: fmt.Sprintf("GRANT SELECT, %s ON %s TO %s; and USAGE on its schema; or set after: keep under its outbox entry", grant, t.quoted(), role),
+			Remedy: fmt.Sprintf("GRANT SELECT, %s ON %s TO %s; and USAGE on its schema; or set after: keep under its outbox entry", grant, t.SQL(), role),
 		}
 	case rowsFiltered:
 		return &checkpoint.Refusal{
@@ -187,11 +168,11 @@ func (t *Target) statement(types []string) string {
 	where := strings.Join(match, " AND ")
 	if t.Loose {
 		id := pgx.Identifier{t.EventID}.Sanitize()
-		where += fmt.Sprintf(" AND NOT EXISTS (SELECT FROM %s o WHERE o.%s = t.%s AND (o.tableoid, o.ctid) <> (t.tableoid, t.ctid))", t.quoted(), id, id)
+		where += fmt.Sprintf(" AND NOT EXISTS (SELECT FROM %s o WHERE o.%s = t.%s AND (o.tableoid, o.ctid) <> (t.tableoid, t.ctid))", t.SQL(), id, id)
 	}
 	if t.After == Delete {
-		return fmt.Sprintf("DELETE FROM %s AS t USING %s WHERE %s", t.quoted(), keys, where)
+		return fmt.Sprintf("DELETE FROM %s AS t USING %s WHERE %s", t.SQL(), keys, where)
 	}
-	return fmt.Sprintf("UPDATE %s AS t SET %s = %s FROM %s WHERE %s AND (%s)",
-		t.quoted(), pgx.Identifier{t.Mark}.Sanitize(), t.Published, keys, where, t.Pending)
+	return fmt.Sprintf("UPDATE %s AS t SET %s FROM %s WHERE %s AND (%s)",
+		t.SQL(), t.Set(), keys, where, t.Pending)
 }

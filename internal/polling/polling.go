@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/outbox"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
 	"github.com/walrelay/walrelay/router/format"
@@ -45,6 +46,7 @@ type Poller struct {
 	connect       replication.Connector
 	routerMetrics *router.Metrics
 	metrics       *metrics
+	pending       *outbox.Pending
 
 	sourceSeen, kafkaSeen bool            // each was reached once
 	said                  map[string]bool // what is said once
@@ -62,6 +64,7 @@ func New(o Options) *Poller {
 		connect:       replication.NewConnector(o.DSN, o.AppName),
 		routerMetrics: router.NewMetrics(o.Registerer),
 		metrics:       newMetrics(o.Registerer),
+		pending:       outbox.NewPending(o.Registerer),
 		said:          map[string]bool{},
 		status:        Status{Mode: "polling", Phase: PhaseStarting, Since: time.Now()},
 	}

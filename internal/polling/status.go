@@ -67,8 +67,6 @@ type metrics struct {
 	state      *prometheus.GaugeVec
 	lagSeconds prometheus.Gauge
 	isrShort   prometheus.Gauge
-	pending    *prometheus.GaugeVec
-	oldest     *prometheus.GaugeVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -82,11 +80,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		state:      vec("walrelay_state", "1 for the phase that the connector is in.", "phase"),
 		lagSeconds: prometheus.NewGauge(prometheus.GaugeOpts{Name: "walrelay_lag_seconds", Help: "Age of the oldest row that is not published; 0 when caught up."}),
 		isrShort:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "walrelay_isr_short_partitions", Help: "Partitions written to whose in-sync replicas are fewer than their replicas."}),
-		pending:    vec("walrelay_outbox_pending_rows", "Rows of the outbox table that are not published.", "table"),
-		oldest:     vec("walrelay_outbox_oldest_pending_seconds", "Age of the oldest row that is not published; 0 where there is none.", "table"),
 	}
 	if reg != nil {
-		reg.MustRegister(m.restarts, m.state, m.lagSeconds, m.isrShort, m.pending, m.oldest)
+		reg.MustRegister(m.restarts, m.state, m.lagSeconds, m.isrShort)
 	}
 	return m
 }
@@ -127,8 +123,6 @@ func (p *Poller) published(t *table, n int) {
 func (p *Poller) measured(tables []TableStatus, isrShort int64) {
 	lag := 0.0
 	for _, t := range tables {
-		p.metrics.pending.WithLabelValues(t.Table).Set(float64(t.Pending))
-		p.metrics.oldest.WithLabelValues(t.Table).Set(t.OldestSeconds)
 		lag = max(lag, t.OldestSeconds)
 	}
 	p.metrics.lagSeconds.Set(lag)

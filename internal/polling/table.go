@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/walrelay/walrelay/checkpoint"
-	"github.com/walrelay/walrelay/internal/outboxmark"
+	"github.com/walrelay/walrelay/internal/outbox"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
 	"github.com/walrelay/walrelay/router/format"
@@ -35,7 +35,7 @@ func (o Outbox) name() string { return o.Schema + "." + o.Table }
 type table struct {
 	Outbox
 	relation *replication.Relation
-	mark     outboxmark.Table
+	mark     outbox.Table
 	lock     string // the text that advisory locks are made of
 
 	// The statements of a round; see the functions that run them.
@@ -44,10 +44,11 @@ type table struct {
 
 // newTable writes the statements. limit is how many rows a round takes at most.
 func newTable(o Outbox, rel *replication.Relation, b router.Backlog, c router.OutboxColumns, limit int) *table {
-	t := &table{
-		Outbox: o, relation: rel, lock: "walrelay polling " + o.name(),
-		mark: outboxmark.Table{Schema: o.Schema, Name: o.Table, Backlog: b, Occurred: c.Created},
+	after := outbox.Mark
+	if o.Delete {
+		after = outbox.Delete
 	}
+	t := &table{Outbox: o, relation: rel, lock: "walrelay polling " + o.name(), mark: outbox.NewTable(rel, after, c, b)}
 	name, pending, hash := t.mark.SQL(), t.mark.NotPublished(), hashSQL(c.Key)
 	shard := "(" + hash + " & " + strconv.Itoa(shards-1) + ")"
 	order := orderSQL(b.Order)
@@ -65,9 +66,9 @@ func newTable(o Outbox, rel *replication.Relation, b router.Backlog, c router.Ou
 		" WHERE ctid = ANY ($1::tid[]) AND " + pending + " AND " + shard + " = ANY ($2::int8[]) FOR UPDATE SKIP LOCKED"
 	const these = "tableoid = $1::oid AND ctid = ANY ($2::tid[])"
 	if o.Delete {
-		t.doneSQL = "WITH done AS (" + t.mark.Delete(these) + " RETURNING 1) SELECT count(*)::text, '0' FROM done"
+		t.doneSQL = "WITH done AS (DELETE FROM " + name + " WHERE " + these + " RETURNING 1) SELECT count(*)::text, '0' FROM done"
 	} else {
-		t.doneSQL = "WITH done AS (" + t.mark.Mark(these) + " RETURNING (" + pending + ") AS pending)" +
+		t.doneSQL = "WITH done AS (UPDATE " + name + " SET " + t.mark.Set() + " WHERE " + these + " RETURNING (" + pending + ") AS pending)" +
 			" SELECT count(*)::text, count(*) FILTER (WHERE pending)::text FROM done"
 	}
 	return t

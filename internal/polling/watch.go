@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"strconv"
 	"time"
 
 	"github.com/walrelay/walrelay/replication"
@@ -90,13 +89,8 @@ func (w *watcher) look(ctx context.Context) (err error) {
 		if !reflect.DeepEqual(now[t.relation.OID], t.relation) {
 			return fmt.Errorf("%w: %s", errShape, t.name())
 		}
-		rows, err := replication.TextRows(ctx, w.conn, t.mark.Count())
+		n, age, err := w.s.p.pending.Count(ctx, w.conn, &t.mark)
 		if err != nil {
-			return fmt.Errorf("count pending rows of %s (an index on what is pending makes it quick, see docs/polling.md): %w", t.name(), err)
-		}
-		n, err1 := strconv.ParseInt(string(rows[0][0]), 10, 64)
-		age, err2 := strconv.ParseFloat(string(rows[0][1]), 64)
-		if err := errors.Join(err1, err2); err != nil {
 			return err
 		}
 		list[i] = TableStatus{Table: t.name(), Pending: n, OldestSeconds: age}

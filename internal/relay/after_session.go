@@ -108,18 +108,15 @@ func (s *session) trialRouter() (*router.Router, error) {
 
 // outboxTable describes an outbox table to those who work on its rows.
 func outboxTable(r *router.Router, rel *replication.Relation, after string) (outbox.Table, error) {
-	t := outbox.Table{OID: rel.OID, Schema: rel.Schema, Name: rel.Name, After: after}
 	columns, err := r.OutboxColumns(rel)
 	if err != nil {
-		return t, err
+		return outbox.Table{}, err
 	}
 	b, err := r.Backlog(rel, func(string) bool { return false })
 	if err != nil {
-		return t, err
+		return outbox.Table{}, err
 	}
-	t.EventID, t.Created = columns.EventID, columns.Created
-	t.Mark, t.Pending, t.Published = b.Mark, b.Pending, b.Published
-	return t, nil
+	return outbox.NewTable(rel, after, columns, b), nil
 }
 
 // countPending counts what waits to be delivered, on its own and for as long as Run lasts,

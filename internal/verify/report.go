@@ -57,7 +57,7 @@ type TableReport struct {
 	Found []Difference `json:"found,omitempty"`
 
 	unsettled int64 // differences that may be of a transaction which the snapshot does not see
-	partial   bool // columns were not compared
+	partial   bool  // columns were not compared
 	defaulted int64
 	gone      int64 // keyless: rows of the topic that the table has no longer
 	unjudged  int64 // outbox: missing rows that may be older than the connector
