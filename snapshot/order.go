@@ -329,7 +329,7 @@ func (t *table) passedOver(ch *chunk, i int) bool {
 	if len(ch.Xmins) == 0 || t.beside || t.m.o.SlotSnapshot.Sees(ch.Xmins[i]) {
 		return false
 	}
-	t.again = append(t.again, ch.identityOf(i))
+	t.again, t.asked = append(t.again, ch.identityOf(i)), nil
 	if len(t.again) >= t.m.o.MaxAgain && !t.beside {
 		t.besideNow()
 	}

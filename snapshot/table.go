@@ -36,6 +36,7 @@ type table struct {
 	key     []string // as the ranges, and the chunks, have it; nil before the first
 	ranges  []*span
 	again   [][]string
+	asked   map[string]struct{} // again, joined; nil where not made, and more than that
 	rows    int64
 	began   time.Time
 	request *checkpoint.Request
@@ -287,6 +288,7 @@ func (t *table) change(c *replication.Change) {
 			t.everInserted = map[string]struct{}{}
 		}
 		t.everInserted[newKey] = struct{}{}
+		t.streamed(newKey)
 		for _, ch := range t.chunks {
 			ch.strike(newKey)
 		}
@@ -413,10 +415,29 @@ func (t *table) readAgain(key []string) {
 			return
 		}
 	}
-	t.again = append(t.again, key)
+	t.again, t.asked = append(t.again, key), nil
 	if len(t.again) > t.m.o.MaxAgain && !t.def.Outbox {
 		t.again = nil
 		t.ranges = append(t.ranges, &span{})
+	}
+}
+
+// streamed forgets that an outbox table's key is to be read again: the stream has brought
+// the row, and brings it again where it is not delivered.
+func (t *table) streamed(key string) {
+	if len(t.again) == 0 {
+		return
+	}
+	if t.asked == nil {
+		t.asked = make(map[string]struct{}, len(t.again))
+		for _, k := range t.again {
+			t.asked[joinKey(k)] = struct{}{}
+		}
+	}
+	if _, ok := t.asked[key]; ok {
+		delete(t.asked, key)
+		t.settled(splitKey(key, len(t.identity())))
+		t.touch()
 	}
 }
 

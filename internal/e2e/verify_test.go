@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/internal/cdctest"
 	"github.com/walrelay/walrelay/internal/harness"
 )
@@ -197,7 +198,7 @@ func TestVerifyFindsNothingUnderLiveWrites(t *testing.T) {
 			}
 			p := b.start()
 			for _, table := range []string{"public.t", "public.Mixed Case", "public.parted", "public.emptied"} {
-				b.waitTable(p, table, allRows)
+				b.waitRead(p, table)
 			}
 			pause := 2 * time.Millisecond
 			if name == "bare" {
@@ -228,7 +229,7 @@ func TestVerifyFindsNothingUnderLiveWrites(t *testing.T) {
 func TestVerifyFindsInjectedDifferences(t *testing.T) {
 	b := newSnapBed(t, verifyTables)
 	p := b.start()
-	b.waitTable(p, "public.t", allRows)
+	b.waitRead(p, "public.t")
 	b.pg.Exec("UPDATE t SET v = 'twice' WHERE id = 40; DELETE FROM t WHERE id = 41")
 	log := b.settled(p)
 	w := b.write(2, 5*time.Millisecond, func(ctx context.Context, conn *pgx.Conn, session, i int) error {
@@ -276,7 +277,7 @@ func TestVerifyFindsInjectedDifferences(t *testing.T) {
 func TestVerifyOfAConnectorThatDoesNotRun(t *testing.T) {
 	b := newSnapBed(t, verifyTables)
 	p := b.start()
-	b.waitTable(p, "public.t", allRows)
+	b.waitRead(p, "public.t")
 	b.pg.Exec("UPDATE t SET v = 'before' WHERE id <= 50")
 	b.caughtUp(p)
 	p.Kill()
@@ -312,7 +313,7 @@ func TestVerifyRefusesWhatCannotBeCompared(t *testing.T) {
 		}
 	}
 	b.gate.release()
-	b.waitTable(p, "public.t", allRows)
+	b.waitRead(p, "public.t")
 	b.sound(p)
 }
 
@@ -322,8 +323,8 @@ func TestVerifyOfTablesWithoutAKey(t *testing.T) {
 		CREATE TABLE full_bag (a int, b text); ALTER TABLE full_bag REPLICA IDENTITY FULL; INSERT INTO full_bag SELECT i % 5, 'x' FROM generate_series(1, 50) i`)
 	b.set("source.keyless", "inserts")
 	p := b.start()
-	b.waitTable(p, "public.bag", allRows)
-	b.waitTable(p, "public.full_bag", allRows)
+	b.waitRead(p, "public.bag")
+	b.waitRead(p, "public.full_bag")
 	b.pg.Exec("INSERT INTO bag VALUES (1, 'x'), (9, 'y'); INSERT INTO full_bag VALUES (1, 'x'), (9, 'y'); UPDATE full_bag SET b = 'z' WHERE a = 2; DELETE FROM full_bag WHERE a = 3")
 	b.sound(p)
 	b.pg.Exec("DELETE FROM bag WHERE a = 4")
@@ -349,7 +350,7 @@ func TestVerifyOfAnOutbox(t *testing.T) {
 		INSERT INTO outbox (aggregate_id, aggregate_seq, event_type, payload, published_at) SELECT 'old', i, 'done', '{}', now() FROM generate_series(1, 5) i`)
 	b.set("outbox", []map[string]any{{"table": "public.outbox", "topic": "{prefix}.events"}})
 	p := b.start()
-	b.waitTable(p, "public.outbox", allRows)
+	b.waitRead(p, "public.outbox")
 	w := b.write(2, 3*time.Millisecond, func(ctx context.Context, conn *pgx.Conn, session, i int) error {
 		_, err := conn.Exec(ctx, "INSERT INTO outbox (aggregate_id, aggregate_seq, event_type, payload) VALUES ($1, $2, 'live', $3)", fmt.Sprintf("a%d", session), i, fmt.Sprintf(`{"n":%d}`, i))
 		return err
@@ -390,4 +391,13 @@ func TestVerifyOfAnOutbox(t *testing.T) {
 	b.pg.Exec("UPDATE outbox SET event_id = '00000000-0000-0000-0000-000000000001', published_at = NULL WHERE aggregate_id = 'a0' AND aggregate_seq = 3")
 	name := func(id string) string { return strconv.Quote(topic + " " + id) }
 	b.finds(p, "public.outbox", "doubled "+name(twice), "disordered "+name("a0"), "differing "+name(changed), "missing "+name("00000000-0000-0000-0000-000000000001"))
+}
+
+// waitRead waits until a table is read, and until the checkpoint says so.
+func (b *snapBed) waitRead(p *harness.Proc, table string) {
+	b.t.Helper()
+	b.waitTable(p, table, allRows)
+	harness.WaitFor(b.t, "the checkpoint to say that "+table+" is read", harness.DefaultTimeout, func() (bool, error) {
+		return b.progress(table) == checkpoint.TableDone, nil
+	})
 }
