@@ -61,14 +61,14 @@ type Options struct {
 // plannedTables are the planned tables that are not outboxes: those with a topic of
 // their own.
 func (o *Options) plannedTables(plan replication.Plan) []replication.Table {
-	outbox := map[string]bool{}
+	isOutbox := map[string]bool{}
 	for _, t := range o.Publications.Outbox {
-		outbox[t] = true
+		isOutbox[t] = true
 	}
 	var tables []replication.Table
 	for _, list := range [][]replication.Table{plan.All, plan.Insert} {
 		for _, t := range list {
-			if !outbox[t.String()] {
+			if !isOutbox[t.String()] {
 				tables = append(tables, t)
 			}
 		}
@@ -134,7 +134,8 @@ func New(o Options) *Relay {
 func (r *Relay) Run(ctx context.Context) error {
 	r.base = context.WithoutCancel(ctx)
 	if len(r.o.After) > 0 {
-		defer r.countPending(ctx)()
+		end := r.countPending(ctx)
+		defer end()
 	}
 	wait := newBackoff(100*time.Millisecond, 10*time.Second)
 	for {
