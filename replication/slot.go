@@ -382,6 +382,15 @@ func DropSlot(ctx context.Context, conn *pgx.Conn, name string) error {
 	return nil
 }
 
+// DropPublications drops the two publications that a managed connector made. One that does
+// not exist is no error.
+func DropPublications(ctx context.Context, conn *pgx.Conn, name string) error {
+	if _, err := conn.Exec(ctx, "DROP PUBLICATION IF EXISTS "+quote(name)+", "+quote(name+InsertSuffix)); err != nil {
+		return fmt.Errorf("drop publications %s: %w", name, err)
+	}
+	return nil
+}
+
 // TerminateHolder ends the walsender that holds the slot (run --takeover) and gives its
 // pid, 0 if nobody held it. The slot is free a moment later, so that callers go on
 // retrying. Never call it unasked: the holder may be a healthy instance.

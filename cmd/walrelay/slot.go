@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/config"
 	"github.com/walrelay/walrelay/replication"
 )
 
@@ -116,8 +118,13 @@ func (a *app) slotDrop(ctx context.Context, yes bool) error {
 			Remedy: "stop the connector, then do this again",
 		}}
 	}
-	text := fmt.Sprintf("Slot %s and its anchor are dropped: what is committed from now on, until a new slot is made, is never streamed,\n"+
-		"and nothing committed so far can be replayed.", c.Source.Slot)
+	managed := c.Source.PublicationMode == config.PublicationManaged
+	what := fmt.Sprintf("Slot %s and its anchor", c.Source.Slot)
+	if managed {
+		what += ", and publications " + c.Source.Publication + " and " + c.Source.Publication + replication.InsertSuffix + ","
+	}
+	text := fmt.Sprintf("%s are dropped: what is committed from now on, until a new slot is made, is never streamed,\n"+
+		"and nothing committed so far can be replayed.", what)
 	if !yes {
 		if err := a.confirm(text + "\nDrop them?"); err != nil {
 			return err
@@ -130,6 +137,13 @@ func (a *app) slotDrop(ctx context.Context, yes bool) error {
 			return err
 		}
 	}
-	_, err = fmt.Fprintf(a.stdout, "dropped %s and %s\n", c.Source.Slot, replication.AnchorName(c.Source.Slot))
+	dropped := []string{c.Source.Slot, replication.AnchorName(c.Source.Slot)}
+	if managed { // an existing publication is somebody else's
+		if err := replication.DropPublications(ctx, conn, c.Source.Publication); err != nil {
+			return err
+		}
+		dropped = append(dropped, c.Source.Publication, c.Source.Publication+replication.InsertSuffix)
+	}
+	_, err = fmt.Fprintf(a.stdout, "dropped %s\n", strings.Join(dropped, ", "))
 	return err
 }

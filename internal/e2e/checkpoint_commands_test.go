@@ -99,6 +99,9 @@ func TestSlotDropDropsTheAnchorToo(t *testing.T) {
 	if n := c.pg.Value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"); n != "0" {
 		t.Errorf("%s slots are left", n)
 	}
+	if n := c.pg.Value("SELECT count(*) FROM pg_publication"); n != "0" {
+		t.Errorf("%s publications are left", n)
+	}
 }
 
 func TestAReplayThatIsKilledGoesOnWhereItWas(t *testing.T) {
