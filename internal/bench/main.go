@@ -9,7 +9,8 @@
 // what it uses is not walrelay's.
 //
 // A snapshot, and verify, are compared with the server that writes the same table to
-// /dev/null by itself; and the stream's latency without a snapshot with that beside one.
+// /dev/null by itself; and the stream's latency without a snapshot with that beside one. P compares an outbox
+// that is streamed with one that is polled.
 //
 // It prints a table and leaves nothing behind. Numbers of different machines, or
 // of different runs, are not to be compared; the ratios are.
@@ -175,8 +176,15 @@ func (b *bench) measureAll(ctx context.Context) (results []result, latencies []l
 			return nil, nil, fmt.Errorf("measure workload L: %w", err)
 		}
 	}
+	if asked("P") {
+		polled, err := b.measurePolling(ctx)
+		if err != nil {
+			return nil, nil, fmt.Errorf("measure workload P: %w", err)
+		}
+		latencies = append(latencies, polled...)
+	}
 	if len(results)+len(latencies) == 0 {
-		return nil, nil, fmt.Errorf("-only %s: no such workload; there are A, B, C, D, S, V and L", b.only)
+		return nil, nil, fmt.Errorf("-only %s: no such workload; there are A, B, C, D, S, V, L and P", b.only)
 	}
 	return results, latencies, nil
 }

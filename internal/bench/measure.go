@@ -102,6 +102,7 @@ func (b *bench) runRelay(ctx context.Context, slot string, w workload) (u usage,
 	text := fmt.Sprintf(`name: bench
 source: {dsn: %q, slot: %s, publication: bench, publication-mode: existing}
 snapshot: {mode: never}
+replay: {retain-wal: 0}
 outbox: [{table: public.outbox}]
 kafka: {brokers: [%q]}
 admin: {listen: ""}

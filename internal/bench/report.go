@@ -54,7 +54,7 @@ func report(out io.Writer, results []result, latencies []latency) error {
 		return err
 	}
 	for _, l := range latencies {
-		fmt.Fprintf(out, "\nL %s (from the commit to a read_committed consumer)", l)
+		fmt.Fprintf(out, "\n%s (from the commit to a read_committed consumer)", l)
 	}
 	if len(latencies) > 0 {
 		fmt.Fprintln(out)

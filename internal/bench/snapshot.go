@@ -154,10 +154,10 @@ log: {level: warn}
 func (b *bench) dropSlot(ctx context.Context, conn *pgx.Conn) error {
 	return b.exec(context.WithoutCancel(ctx), conn, fmt.Sprintf(`DO $$ BEGIN
 		FOR i IN 1..1000 LOOP
-			EXIT WHEN NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '%[1]s' AND active);
+			EXIT WHEN NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name IN ('%[1]s', '%[1]s_anchor') AND active);
 			PERFORM pg_sleep(0.01);
 		END LOOP;
-		PERFORM pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '%[1]s';
+		PERFORM pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name IN ('%[1]s', '%[1]s_anchor');
 		DROP PUBLICATION IF EXISTS %[1]s;
 		DROP PUBLICATION IF EXISTS %[1]s_insert;
 	END $$`, snapshotSlot))
@@ -169,7 +169,24 @@ type latency struct {
 	name     string
 	changes  int
 	p50, p99 time.Duration
+	// server is the CPU time of the server's processes meanwhile, without the writer's; 0
+	// where it was not measured.
+	server time.Duration
 }
+
+// load is what is written and waited for: insert takes an id, which the key of its record
+// in topic gives back.
+type load struct {
+	insert, topic string
+	id            func(key []byte) (int64, error)
+}
+
+// ticksLoad is that of a plain table.
+var ticksLoad = load{`INSERT INTO ticks VALUES ($1)`, "bench.public.ticks", func(key []byte) (int64, error) {
+	var k struct{ ID int64 }
+	err := json.Unmarshal(key, &k)
+	return k.ID, err
+}}
 
 // tickPause is the time between two changes whose latency is measured.
 const tickPause = 5 * time.Millisecond
@@ -197,7 +214,11 @@ func (b *bench) measureLatency(ctx context.Context, rows int) (out []latency, er
 }
 
 func (l latency) String() string {
-	return fmt.Sprintf("%s: %d changes, p50 %.1f ms, p99 %.1f ms", l.name, l.changes, float64(l.p50.Microseconds())/1e3, float64(l.p99.Microseconds())/1e3)
+	text := fmt.Sprintf("%s: %d changes, p50 %.1f ms, p99 %.1f ms", l.name, l.changes, float64(l.p50.Microseconds())/1e3, float64(l.p99.Microseconds())/1e3)
+	if l.server > 0 {
+		text += fmt.Sprintf(", CPU of the server %.2f ms per change", float64(l.server.Microseconds())/1e3/float64(max(l.changes, 1)))
+	}
+	return text
 }
 
 // latency measures one of the two.
@@ -222,10 +243,10 @@ func (b *bench) latency(ctx context.Context, conn *pgx.Conn, beside bool) (l lat
 			stop := make(chan struct{})
 			timer := time.AfterFunc(aloneFor, func() { close(stop) })
 			defer timer.Stop()
-			times, err = b.ticks(ctx, kafka, stop)
+			times, err = b.ticks(ctx, kafka, ticksLoad, stop)
 			return errors.Join(err, cmd.Process.Signal(syscall.SIGTERM))
 		}
-		times, err = b.ticks(ctx, kafka, ended)
+		times, err = b.ticks(ctx, kafka, ticksLoad, ended)
 		return err
 	})
 	if err != nil {
@@ -234,19 +255,23 @@ func (b *bench) latency(ctx context.Context, conn *pgx.Conn, beside bool) (l lat
 	if len(times) == 0 {
 		return l, fmt.Errorf("%s: no change arrived", name)
 	}
+	return latencyOf(name, times), nil
+}
+
+func latencyOf(name string, times []time.Duration) latency {
 	slices.Sort(times)
-	return latency{name, len(times), times[len(times)/2], times[len(times)*99/100]}, nil
+	return latency{name: name, changes: len(times), p50: times[len(times)/2], p99: times[len(times)*99/100]}
 }
 
 // ticks writes changes until ended, one transaction each, and gives the times of those that
 // arrived by then.
-func (b *bench) ticks(ctx context.Context, kafka *kafkaProcess, ended <-chan struct{}) ([]time.Duration, error) {
+func (b *bench) ticks(ctx context.Context, kafka *kafkaProcess, what load, ended <-chan struct{}) ([]time.Duration, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var mu sync.Mutex
 	committed := map[int64]time.Time{}
 	arrived := map[int64]time.Time{}
-	client, err := kgo.NewClient(kgo.SeedBrokers(kafka.addr), kgo.ConsumeTopics("bench.public.ticks"), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+	client, err := kgo.NewClient(kgo.SeedBrokers(kafka.addr), kgo.ConsumeTopics(what.topic), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxWait(50*time.Millisecond),
 		kgo.MetadataMinAge(50*time.Millisecond), kgo.MetadataMaxAge(200*time.Millisecond))
 	if err != nil {
@@ -260,15 +285,14 @@ func (b *bench) ticks(ctx context.Context, kafka *kafkaProcess, ended <-chan str
 			now := time.Now()
 			mu.Lock()
 			fetches.EachRecord(func(r *kgo.Record) {
-				var key struct{ ID int64 }
-				if json.Unmarshal(r.Key, &key) == nil {
-					arrived[key.ID] = now
+				if id, err := what.id(r.Key); err == nil {
+					arrived[id] = now
 				}
 			})
 			mu.Unlock()
 		}
 	})
-	err = b.tick(ctx, ended, func(id int64) {
+	err = b.tick(ctx, what.insert, ended, func(id int64) {
 		mu.Lock()
 		defer mu.Unlock()
 		committed[id] = time.Now()
@@ -285,7 +309,7 @@ func (b *bench) ticks(ctx context.Context, kafka *kafkaProcess, ended <-chan str
 }
 
 // tick inserts rows, with a new id each, until ended.
-func (b *bench) tick(ctx context.Context, ended <-chan struct{}, done func(id int64)) error {
+func (b *bench) tick(ctx context.Context, insert string, ended <-chan struct{}, done func(id int64)) error {
 	conn, err := pgx.Connect(ctx, b.dsn)
 	if err != nil {
 		return fmt.Errorf("connect to PostgreSQL: %w", err)
@@ -305,7 +329,7 @@ func (b *bench) tick(ctx context.Context, ended <-chan struct{}, done func(id in
 			return context.Cause(ctx)
 		case <-ticker.C:
 		}
-		if err := b.exec(ctx, conn, `INSERT INTO ticks VALUES ($1)`, id); err != nil {
+		if err := b.exec(ctx, conn, insert, id); err != nil {
 			return err
 		}
 		done(id)
