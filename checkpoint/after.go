@@ -48,8 +48,60 @@ type After struct {
 	Done ChangeID
 	// Dead are those from Done on that were not delivered but put aside, in their order.
 	Dead []ChangeID
+	// Skipped are the stretches that somebody moved the position over, in their order:
+	// nothing of them was delivered.
+	Skipped []Stretch
 	// Tables are those whose rows are marked, by OID.
 	Tables map[uint32]AfterTable
+}
+
+// Stretch holds the changes from From on and before To.
+type Stretch struct {
+	From, To ChangeID
+}
+
+// Has tells whether c is one of them.
+func (s Stretch) Has(c ChangeID) bool { return !c.Before(s.From) && c.Before(s.To) }
+
+// Moved gives what holds once somebody has moved the position from was to to; nil gives
+// nil. What is skipped was not delivered, and must not be marked when the stream sends it
+// again for the sake of rows before it. What is behind a position that went back is
+// delivered anew, whatever became of it the first time.
+func (a *After) Moved(was, to Position) *After {
+	if a == nil {
+		return nil
+	}
+	old, next := was.Next(), to.Next()
+	m := *a
+	switch old.Compare(next) {
+	case -1:
+		m.Skipped = append(slices.Clone(a.Skipped), Stretch{old, next})
+	case 1:
+		m.Done = earlier(a.Done, next)
+		m.Dead, m.Skipped, m.Tables = nil, nil, maps.Clone(a.Tables)
+		for _, id := range a.Dead {
+			if id.Before(next) {
+				m.Dead = append(m.Dead, id)
+			}
+		}
+		for _, s := range a.Skipped {
+			if s.To = earlier(s.To, next); s.From.Before(s.To) {
+				m.Skipped = append(m.Skipped, s)
+			}
+		}
+		for oid, t := range m.Tables {
+			t.From = earlier(t.From, next)
+			m.Tables[oid] = t
+		}
+	}
+	return &m
+}
+
+func earlier(a, b ChangeID) ChangeID {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // AfterTable is what After holds of one table.
@@ -70,6 +122,7 @@ type AfterTable struct {
 //	| ------ | ---------------- | -------------------------------------------------- |
 //	| done   | position         | After.Done, as in the header "position"            |
 //	| dead   | [position]       | After.Dead; absent when empty                      |
+//	| skipped | [[position]]    | After.Skipped, each as [from,to]; absent when empty |
 //	| tables | object           | {"oid":{"from":position,"key":[text],"rows":[[text]]}} |
 func appendAfter(dst []byte, a *After) []byte {
 	dst = append(dst, `{"done":`...)
@@ -81,6 +134,17 @@ func appendAfter(dst []byte, a *After) []byte {
 				dst = append(dst, ',')
 			}
 			dst = appendChangeID(dst, d)
+		}
+		dst = append(dst, ']')
+	}
+	if len(a.Skipped) > 0 {
+		dst = append(dst, `,"skipped":[`...)
+		for i, s := range a.Skipped {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = append(appendChangeID(append(dst, '['), s.From), ',')
+			dst = append(appendChangeID(dst, s.To), ']')
 		}
 		dst = append(dst, ']')
 	}
@@ -115,9 +179,10 @@ func appendChangeID(dst []byte, c ChangeID) []byte {
 }
 
 type afterRecord struct {
-	Done   *string                      `json:"done"`
-	Dead   []string                     `json:"dead"`
-	Tables map[string]*afterTableRecord `json:"tables"`
+	Done    *string                      `json:"done"`
+	Dead    []string                     `json:"dead"`
+	Skipped [][]string                   `json:"skipped"`
+	Tables  map[string]*afterTableRecord `json:"tables"`
 }
 
 type afterTableRecord struct {
@@ -146,6 +211,22 @@ func (r *afterRecord) after() (*After, error) {
 			return bad(errors.New(`"dead" is not in the order of the changes`))
 		}
 		a.Dead = append(a.Dead, id)
+	}
+	for _, pair := range r.Skipped {
+		if len(pair) != 2 {
+			return bad(fmt.Errorf(`"skipped" has an entry of %d positions`, len(pair)))
+		}
+		var s Stretch
+		if s.From, err = changeID(&pair[0]); err == nil {
+			s.To, err = changeID(&pair[1])
+		}
+		if err != nil {
+			return bad(err)
+		}
+		if n := len(a.Skipped); !s.From.Before(s.To) || n > 0 && s.From.Before(a.Skipped[n-1].To) {
+			return bad(errors.New(`"skipped" is not in the order of the changes`))
+		}
+		a.Skipped = append(a.Skipped, s)
 	}
 	if len(r.Tables) > 0 {
 		a.Tables = make(map[uint32]AfterTable, len(r.Tables))

@@ -1,5 +1,7 @@
 package checkpoint
 
+import "time"
+
 // Checkpoint is the state that a restart resumes from. It is written only inside
 // the Kafka transaction that delivers the records before it (DESIGN, invariant 2).
 type Checkpoint struct {
@@ -36,6 +38,25 @@ type Checkpoint struct {
 	// Rewound is the LSN of the last run --from-lsn: a restart with the same one does not
 	// rewind again. 0 before the first.
 	Rewound LSN
+	// Anchor is where the anchor slot was last seen to stand; zero before it is made.
+	Anchor Anchor
+	// Replay is what a replay was begun with; nil in a connector's checkpoint.
+	Replay *Replay
+}
+
+// Anchor is a place of the anchor slot, and a time of the server's clock by which everything
+// before it was committed. It is of use only while the slot stands at LSN.
+type Anchor struct {
+	LSN LSN
+	At  time.Time
+}
+
+// Replay is what a replay delivers: transactions whose commit record ends after From and at
+// or before To. Asked is what was asked for, as its flags: a replay that goes on is asked for
+// the same.
+type Replay struct {
+	From, To LSN
+	Asked    string
 }
 
 // Source identifies the database that the position belongs to. LSNs of two
@@ -49,7 +70,8 @@ type Source struct {
 // Publication is one that the stream names, with its horizon: the WAL LSN from
 // which on every change finds the publication in the catalog of its own moment.
 // Before it, naming the publication ends the stream (14 to 17) or loses changes in
-// silence (18). Horizon 0 means not known yet; it never changes once it is known.
+// silence (18). Horizon 0 means not known yet. Once known it stays, but where a session goes on
+// delivering without the publication: then it moves behind what was delivered.
 type Publication struct {
 	Name    string
 	Horizon LSN

@@ -58,6 +58,8 @@ const (
 //	| slot_snapshot | string, absent  | Checkpoint.SlotSnapshot                              |
 //	| requests      | integer, absent | Checkpoint.Requests                                  |
 //	| rewound       | "X/Y", absent   | Checkpoint.Rewound                                   |
+//	| anchor        | object, absent  | {"lsn":"X/Y","at_us":n}: Checkpoint.Anchor           |
+//	| replay        | object, absent  | {"from":"X/Y","to":"X/Y","asked":"…"}: Checkpoint.Replay |
 //	| after         | object, absent  | Checkpoint.After                                     |
 func EncodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) []byte {
 	dst, _ = encodePosition(dst, c, stateOffset, delta)
@@ -83,13 +85,9 @@ func encodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) 
 		dst = strconv.AppendUint(dst, p.Cut.Changes, 10)
 		dst = append(dst, '}')
 	}
-	dst = append(dst, `,"source":{"system_id":`...)
-	dst = appendString(dst, c.Source.SystemID)
-	dst = append(dst, `,"database":`...)
-	dst = appendString(dst, c.Source.Database)
-	dst = append(dst, `,"timeline":`...)
-	dst = strconv.AppendInt(dst, int64(c.Source.Timeline), 10)
-	dst = append(dst, `},"publications":[`...)
+	dst = append(dst, `,"source":`...)
+	dst = appendSource(dst, c.Source)
+	dst = append(dst, `,"publications":[`...)
 	for i := range c.Publications {
 		if i > 0 {
 			dst = append(dst, ',')
@@ -128,6 +126,22 @@ func encodePosition(dst []byte, c *Checkpoint, stateOffset int64, delta *Delta) 
 		dst = append(dst, `,"rewound":"`...)
 		dst = c.Rewound.Append(dst)
 		dst = append(dst, '"')
+	}
+	if a := c.Anchor; a.LSN != 0 {
+		dst = append(dst, `,"anchor":{"lsn":"`...)
+		dst = a.LSN.Append(dst)
+		dst = append(dst, `","at_us":`...)
+		dst = strconv.AppendInt(dst, a.At.UnixMicro(), 10)
+		dst = append(dst, '}')
+	}
+	if r := c.Replay; r != nil {
+		dst = append(dst, `,"replay":{"from":"`...)
+		dst = r.From.Append(dst)
+		dst = append(dst, `","to":"`...)
+		dst = r.To.Append(dst)
+		dst = append(dst, `","asked":`...)
+		dst = appendString(dst, r.Asked)
+		dst = append(dst, '}')
 	}
 	if c.After != nil {
 		dst = append(dst, `,"after":`...)
@@ -225,12 +239,24 @@ type positionRecord struct {
 	SlotSnapshot string                  `json:"slot_snapshot"`
 	Requests     int64                   `json:"requests"`
 	Rewound      jsonLSN                 `json:"rewound"`
+	Anchor       *anchorRecord           `json:"anchor"`
+	Replay       *replayRecord           `json:"replay"`
 	After        *afterRecord            `json:"after"`
 }
 
 type cutRecord struct {
 	CommitLSN *jsonLSN `json:"commit_lsn"`
 	Changes   *uint64  `json:"changes"`
+}
+
+func appendSource(dst []byte, s Source) []byte {
+	dst = append(dst, `{"system_id":`...)
+	dst = appendString(dst, s.SystemID)
+	dst = append(dst, `,"database":`...)
+	dst = appendString(dst, s.Database)
+	dst = append(dst, `,"timeline":`...)
+	dst = strconv.AppendInt(dst, int64(s.Timeline), 10)
+	return append(dst, '}')
 }
 
 type sourceRecord struct {
@@ -242,6 +268,17 @@ type sourceRecord struct {
 type publication struct {
 	Name    string  `json:"name"`
 	Horizon jsonLSN `json:"horizon"`
+}
+
+type anchorRecord struct {
+	LSN  jsonLSN `json:"lsn"`
+	AtUS *int64  `json:"at_us"`
+}
+
+type replayRecord struct {
+	From  *jsonLSN `json:"from"`
+	To    *jsonLSN `json:"to"`
+	Asked string   `json:"asked"`
 }
 
 type stateRecord struct {
@@ -291,6 +328,15 @@ func (r *positionRecord) checkpoint() (c Checkpoint, delta Delta, err error) {
 		c.Publications = append(c.Publications, Publication{Name: p.Name, Horizon: LSN(p.Horizon)})
 	}
 	c.SlotSnapshot, c.Requests, c.Rewound = r.SlotSnapshot, r.Requests, LSN(r.Rewound)
+	if r.Anchor != nil && r.Anchor.AtUS != nil {
+		c.Anchor = Anchor{LSN: LSN(r.Anchor.LSN), At: timeOf(r.Anchor.AtUS)}
+	}
+	if r.Replay != nil {
+		if r.Replay.From == nil || r.Replay.To == nil {
+			return c, delta, errors.New(`"replay" is incomplete`)
+		}
+		c.Replay = &Replay{From: LSN(*r.Replay.From), To: LSN(*r.Replay.To), Asked: r.Replay.Asked}
+	}
 	if c.After, err = r.After.after(); err != nil {
 		return c, delta, err
 	}

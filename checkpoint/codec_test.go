@@ -30,8 +30,11 @@ func full() (Checkpoint, int64, *Delta) {
 			SlotSnapshot: "812:815:813",
 			Requests:     41000,
 			Rewound:      0x16B3700000,
+			Anchor:       Anchor{LSN: 0x16B3000000, At: time.UnixMicro(1764540000119001).UTC()},
+			Replay:       &Replay{From: 0x16B3000000, To: 0x16B374E000, Asked: `--from-lsn 16/B3000000 --table public."é"`},
 			After: &After{
 				Done: ChangeID{CommitLSN: 0x16B374D848, Seq: 1<<64 - 1}, Dead: []ChangeID{{0x16B374E000, 0}, {0x16B374E000, 7}},
+				Skipped: []Stretch{{ChangeID{0x16B374E000, 8}, ChangeID{CommitLSN: 0x16B374F000}}, {ChangeID{CommitLSN: 0x16B374F000}, ChangeID{0x16B374F000, 1}}},
 				Tables: map[uint32]AfterTable{
 					9: {}, 16390: {From: ChangeID{CommitLSN: 5}, Key: []string{"id", "event_id"}, Rows: [][]string{{"1", "a"}, {"2", "\xff"}}},
 				},
@@ -116,7 +119,7 @@ func TestStateRecordGolden(t *testing.T) {
 // What the releases before this one wrote.
 func TestPreviousFormatsAreRead(t *testing.T) {
 	want, wantAt, wantDelta := full()
-	want.After, want.Rewound = nil, 0 // of 1.2
+	want.After, want.Rewound, want.Anchor, want.Replay = nil, 0, Anchor{}, nil // of 1.2
 	wantDelta.Trees = nil
 	c, at, delta, err := DecodePosition(read(t, "position-1.1.json"))
 	if d := cmp.Diff(want, c) + cmp.Diff(wantDelta, &delta); d != "" || at != wantAt || err != nil {
@@ -243,6 +246,10 @@ func TestDamagedRecordsAreErrors(t *testing.T) {
 		"part is null":       `{` + good + `,"trees":{"1":{"2":null}}}`,
 		"part of no OID":     `{` + good + `,"trees":{"1":{"x":{"name":"p","link":1}}}}`,
 		"tree of no OID":     `{` + good + `,"trees":{"-1":null}}`,
+		"half a skip":        `{` + good + `,"after":{"done":"0000000000000001-0000000000","tables":{},"skipped":[["0000000000000001-0000000000"]]}}`,
+		"skip backwards":     `{` + good + `,"after":{"done":"0000000000000001-0000000000","tables":{},"skipped":[["0000000000000002-0000000000","0000000000000001-0000000000"]]}}`,
+		"skips overlap":      `{` + good + `,"after":{"done":"0000000000000001-0000000000","tables":{},"skipped":[["0000000000000001-0000000000","0000000000000003-0000000000"],["0000000000000002-0000000000","0000000000000004-0000000000"]]}}`,
+		"skip of nothing":    `{` + good + `,"after":{"done":"0000000000000001-0000000000","tables":{},"skipped":[["x","0000000000000001-0000000000"]]}}`,
 		"request for nobody": `{` + good + `,"tables":{"1":{"table":"t","rows":0,"state":"reading","request":{"id":"x"}}}}`,
 	} {
 		if c, _, _, err := DecodePosition([]byte(data)); err == nil {

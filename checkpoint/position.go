@@ -22,7 +22,7 @@ import (
 type Position struct {
 	LSN LSN
 	// CommitLSN and CommitTime are those of the last source transaction delivered,
-	// wholly or (when cut) partly. Zero before the first.
+	// wholly or (when cut) partly. Before the first they are what Beginning gives.
 	CommitLSN  LSN
 	CommitTime time.Time
 	// Cut is set while a large source transaction is delivered in pieces.
@@ -35,6 +35,11 @@ type Cut struct {
 	CommitLSN LSN
 	Changes   uint64 // delivered or excluded: those with seq < Changes
 }
+
+// Beginning is the position of a stream that begins at lsn, with nothing delivered. The
+// commit LSN, which the rows of a snapshot carry, is the byte before: a commit record may
+// stand at lsn itself, and that transaction comes behind those rows.
+func Beginning(lsn LSN) Position { return Position{LSN: lsn, CommitLSN: max(lsn, 1) - 1} }
 
 // IsZero tells whether no transaction is cut.
 func (c Cut) IsZero() bool { return c == Cut{} }

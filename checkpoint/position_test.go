@@ -84,6 +84,24 @@ func TestHeaderSortsAsText(t *testing.T) {
 	}
 }
 
+// Rows that are read before the first transaction come before it, and it may commit at the
+// very byte where the stream begins.
+func TestRowsReadAtABeginningSortBeforeWhatCommitsThere(t *testing.T) {
+	for _, begin := range []LSN{1, 0x3E75AF8, 0xFFFFFFFF} {
+		p := Beginning(begin)
+		if err := p.Check(); err != nil || p.HasTransaction(begin) || !p.HasTransaction(begin-1) {
+			t.Errorf("%s: %v, has what commits there %t, and before %t", p, err, p.HasTransaction(begin), p.HasTransaction(begin-1))
+		}
+		row := string(AppendSnapshotHeader(nil, p.CommitLSN))
+		if next := string(AppendHeader(nil, begin, 0)); row >= next {
+			t.Errorf("a row that was read at %s sorts behind %s", row, next)
+		}
+		if last := string(AppendHeader(nil, begin-1, 1)); row <= last {
+			t.Errorf("a row that was read at %s sorts before %s", row, last)
+		}
+	}
+}
+
 func TestParseHeaderRefusesWhatIsNone(t *testing.T) {
 	for _, s := range []string{
 		"", "-", "0000000000000001", "0000000000000001-", "0000000000000001-1", "1-0000000001", "+000000000000001-0000000001",

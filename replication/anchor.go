@@ -126,17 +126,31 @@ SELECT clock_timestamp(),
 	return r, err
 }
 
-// OpenCopy streams from a temporary copy of the slot source, which lives as long as the
-// stream: from o.From on where that is set, else from where the source stands, which is
-// given back. o.Slot is the copy's name. The source is neither moved nor held.
-func OpenCopy(ctx context.Context, cfg *pgconn.Config, source string, o StreamOptions) (s *Stream, confirmed checkpoint.LSN, err error) {
+// OpenHold opens a connection with a temporary copy, named name, of the slot source, and
+// gives where that stands: from there on the WAL stays as long as the stream does, whatever
+// becomes of the source. Start begins to stream from it.
+func OpenHold(ctx context.Context, cfg *pgconn.Config, source, name string) (s *Stream, confirmed checkpoint.LSN, err error) {
 	if s, err = Open(ctx, cfg); err != nil {
 		return nil, 0, err
 	}
-	if confirmed, err = s.copySlot(ctx, source, o.Slot); err == nil {
-		err = s.Start(ctx, o)
+	if confirmed, err = s.copySlot(ctx, source, name); err != nil {
+		s.Abort()
+		return nil, 0, err
 	}
-	if err != nil {
+	return s, confirmed, nil
+}
+
+// OpenCopy streams from a temporary copy of the slot source, which lives as long as the
+// stream: from o.From on where that is set, else from where the source stands, which is
+// given back. o.Slot is the copy's name. The source is neither moved nor held.
+//
+// The server moves a start before confirmed up to there without a word: a caller that needs
+// what is before compares.
+func OpenCopy(ctx context.Context, cfg *pgconn.Config, source string, o StreamOptions) (s *Stream, confirmed checkpoint.LSN, err error) {
+	if s, confirmed, err = OpenHold(ctx, cfg, source, o.Slot); err != nil {
+		return nil, 0, err
+	}
+	if err = s.Start(ctx, o); err != nil {
 		s.Abort()
 		return nil, 0, err
 	}

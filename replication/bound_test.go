@@ -131,7 +131,7 @@ func TestSlotSnapshotIsExact(t *testing.T) {
 		snapshots := make([]string, slots)
 		for i := range slots {
 			names[i] = slotName(t)
-			created, err := CreateSlot(t.Context(), s.connector(), names[i], true, nil)
+			created, err := CreateSlot(t.Context(), s.connector(), SlotRequest{Name: names[i], Failover: true})
 			if err != nil {
 				t.Error(err)
 				break

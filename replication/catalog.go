@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -350,6 +351,7 @@ SELECT c.oid, n.nspname::text, c.relname::text, c.relreplident::text,
 type WAL struct {
 	End      checkpoint.LSN // of the last record flushed to disk
 	Retained int64          // bytes that the slot keeps from being removed
+	Now      time.Time      // by the server's clock
 }
 
 // ReadWAL measures the lag; it is cheap enough for once a second.
@@ -357,18 +359,17 @@ func ReadWAL(ctx context.Context, conn *pgx.Conn, slot string) (WAL, error) {
 	var (
 		end      string
 		retained *int64
+		w        WAL
 	)
 	err := conn.QueryRow(ctx, `
-SELECT w.lsn::text, (SELECT (w.lsn - s.restart_lsn)::int8 FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1)
-  FROM (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_flush_lsn() END AS lsn) w`, slot).Scan(&end, &retained)
+SELECT pg_catalog.clock_timestamp(), w.lsn::text, (SELECT (w.lsn - s.restart_lsn)::int8 FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1)
+  FROM (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_flush_lsn() END AS lsn) w`, slot).Scan(&w.Now, &end, &retained)
 	if err != nil {
 		return WAL{}, fmt.Errorf("read WAL end: %w", err)
 	}
-	lsn, err := checkpoint.ParseLSN(end)
-	if err != nil {
+	if w.End, err = checkpoint.ParseLSN(end); err != nil {
 		return WAL{}, fmt.Errorf("read WAL end: %w", err)
 	}
-	w := WAL{End: lsn}
 	if retained != nil {
 		w.Retained = *retained
 	}

@@ -189,6 +189,15 @@ func refuseReplicationRight(role string, err error) error {
 	}
 }
 
+// SlotRight gives a *checkpoint.Refusal for a server's answer that the role may not use
+// replication slots, and other errors as they are.
+func SlotRight(role string, err error) error {
+	if hasCode(err, codeInsufficientPrivilege) {
+		return refuseReplicationRight(role, err)
+	}
+	return err
+}
+
 // IsServer tells whether an error is the server's answer.
 func IsServer(err error) bool {
 	var pgErr *pgconn.PgError
@@ -199,11 +208,12 @@ func IsServer(err error) bool {
 func IsTimeout(err error) bool { return pgconn.Timeout(err) }
 
 // DecodingFailed tells that the server cannot decode the WAL at this place, so that
-// every retry meets the same error: it comes from within the output plugin, and it is
+// every retry meets the same error: it comes from within the output plugin, or from where
+// the server hands a change's table to that (a file that it cannot map to a table), and it is
 // about data and not about the connection or the server's resources.
 func DecodingFailed(err error) bool {
 	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || !strings.Contains(pgErr.Where, "output plugin") {
+	if !errors.As(err, &pgErr) || !strings.Contains(pgErr.Where, "output plugin") && pgErr.Routine != "ReorderBufferProcessTXN" {
 		return false
 	}
 	switch pgErr.Code[:min(2, len(pgErr.Code))] {
@@ -218,19 +228,28 @@ func DecodingFailed(err error) bool {
 type DecodingError struct {
 	Slot      string
 	Confirmed checkpoint.LSN // where the stream would go on from
-	Err       error
+	// Txn is the source transaction that cannot be decoded; zero where the server ended the
+	// stream before it began to send it.
+	Txn Transaction
+	Err error
 }
 
 // Error says where, what is at risk and what can be done.
 func (e *DecodingError) Error() string {
-	where := ""
+	where, behind := "", "L, an LSN behind that transaction's commit (pg_current_wal_lsn() is, and skips all that is committed by now)"
 	var pgErr *pgconn.PgError
 	if errors.As(e.Err, &pgErr) {
 		where = " (" + pgErr.Where + ")"
 	}
-	return fmt.Sprintf("PostgreSQL cannot decode a change of slot %s behind %s: %v%s; at risk: nothing committed after it is delivered, and the WAL from there is kept; "+
-		"to resolve: mend the cause if the server's log names one, or skip the change on purpose: stop walrelay and advance slot and checkpoint past the LSN above, which loses everything in between",
-		e.Slot, e.Confirmed, e.Err, where)
+	txn := ""
+	if e.Txn.CommitLSN != 0 {
+		txn = fmt.Sprintf(", in transaction %d with commit LSN %s", uint32(e.Txn.XID), e.Txn.CommitLSN)
+		// A server that is asked to begin within a commit record leaves that transaction out.
+		behind = (e.Txn.CommitLSN + 1).String()
+	}
+	return fmt.Sprintf("PostgreSQL cannot decode a change of slot %s behind %s%s: %v%s; at risk: nothing committed after it is delivered, and the WAL from there is kept; "+
+		"to resolve: mend the cause if the server's log names one, or skip that transaction for ever: stop walrelay, then walrelay checkpoint set -c FILE --lsn %s; walrelay snapshot -c FILE --table T reads its rows as they are now",
+		e.Slot, e.Confirmed, txn, e.Err, where, behind)
 }
 
 // Unwrap gives the server's error.

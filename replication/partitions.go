@@ -254,3 +254,19 @@ func InParts(parts []uint32) string {
 	}
 	return "tableoid IN (" + strings.Join(list, ", ") + ")"
 }
+
+// PartitionColumns gives the columns by which rows of a table are put into partitions, on
+// any level, expressions included; none for one that is not partitioned.
+func PartitionColumns(ctx context.Context, conn *pgx.Conn, oid uint32) (columns []string, err error) {
+	// A partition key's columns depend on their table as a whole (heap.c, StorePartitionKey).
+	err = conn.QueryRow(ctx, `
+SELECT coalesce(array_agg(DISTINCT a.attname::text ORDER BY a.attname::text), '{}')
+  FROM pg_catalog.pg_partition_tree($1::oid) t
+  JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::regclass AND d.refclassid = d.classid AND d.objid = t.relid AND d.refobjid = t.relid AND d.refobjsubid = 0 AND d.deptype = 'i'
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relid AND a.attnum = d.objsubid
+ WHERE NOT t.isleaf`, oid).Scan(&columns)
+	if err != nil {
+		return nil, fmt.Errorf("read partition keys: %w", err)
+	}
+	return columns, nil
+}

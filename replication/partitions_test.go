@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/walrelay/walrelay/internal/harness"
 )
 
 // treeOf gives a table's partitions by name.
@@ -163,5 +165,27 @@ func TestBoundsOfPartitions(t *testing.T) {
 			t.Errorf("with the partition locked: %v", err)
 		}
 		mustExec(t, other, `ROLLBACK`)
+	})
+}
+
+func TestPartitionColumnsAreThoseOfEveryLevel(t *testing.T) {
+	onOldestAndNewest(t, func(t *testing.T, major int) {
+		pg := mustSource(t, `create table p (id int, region text, day date, status text, n int) partition by list (region);
+			create table p_eu partition of p for values in ('eu') partition by range (day, (n % 10));
+			create table p_eu_1 partition of p_eu for values from (minvalue, minvalue) to (maxvalue, maxvalue) partition by hash (lower(status));
+			create table p_eu_1_0 partition of p_eu_1 for values with (modulus 1, remainder 0);
+			create table q (a int) partition by range (a);
+			create table plain (id int primary key, b text generated always as (id::text) stored)`, harness.Major(major))
+		conn := mustConnect(t, pg.DSN())
+		for table, want := range map[string][]string{"p": {"day", "n", "region", "status"}, "q": {"a"}, "plain": {}} {
+			var oid uint32
+			if err := conn.QueryRow(t.Context(), `select $1::text::regclass::oid`, table).Scan(&oid); err != nil {
+				t.Fatal(err)
+			}
+			got, err := PartitionColumns(t.Context(), conn, oid)
+			if err != nil || !slices.Equal(got, want) {
+				t.Errorf("%s: %v, %v; want %v", table, got, err, want)
+			}
+		}
 	})
 }

@@ -153,28 +153,53 @@ type NewSlot struct {
 	Snapshot string
 }
 
-// CreateSlot creates the logical slot. From PostgreSQL 17 on it is failover-enabled when
-// failover is set; older servers do not know that.
+// SlotRequest says which slot is created.
+type SlotRequest struct {
+	Name     string
+	Failover bool // failover-enabled, on servers from PostgreSQL 17 on; older ones do not know that
+	// Report is told what the creation waits for; may be nil.
+	Report func([]RunningTransaction)
+	// Within is called in a transaction that sees what the slot does not send, if the server
+	// has exported its snapshot; may be nil. Its failure is not one of the creation.
+	Within func(context.Context, *pgx.Conn) error
+	// Altered is told of tables that were altered meanwhile, so that the slot is created
+	// again; may be nil.
+	Altered func(tables []string)
+}
+
+// CreateSlot creates the logical slot.
 //
 // The publications must exist before (see Sync). The server waits for all transactions
-// that run when it starts, in every database; while it does, report is told which,
-// first after a second and then every few. It is called on the caller's goroutine.
+// that run when it starts, in every database; while it does, Report is told which,
+// first after a second and then every few. Both functions are called on the caller's
+// goroutine. Where tables were altered meanwhile the slot is created again, a few times, and
+// then an *AlteredError says so.
 //
 // When ctx ends, the query is cancelled in the server, which drops the unfinished
 // slot. A slot that was finished just then is kept and returned without an error: it
 // is the caller's, and a later start adopts it.
-func CreateSlot(ctx context.Context, connect Connector, name string, failover bool, report func([]RunningTransaction)) (NewSlot, error) {
-	slot, err := createSlot(ctx, connect, name, failover, true, report)
-	if hasCode(err, codeSerializationFailure) {
-		// More transactions are between the snapshot's bounds than a snapshot can hold.
-		slot, err = createSlot(ctx, connect, name, failover, false, report)
+func CreateSlot(ctx context.Context, connect Connector, r SlotRequest) (NewSlot, error) {
+	var altered []string
+	for export, try := true, 0; try < createTries; try++ {
+		slot, tables, err := createSlot(ctx, connect, r, export)
+		switch {
+		case export && hasCode(err, codeSerializationFailure):
+			// More transactions are between the snapshot's bounds than a snapshot can hold.
+			export = false
+			continue
+		case err != nil || len(tables) == 0:
+			return slot, err
+		}
+		if altered = tables; r.Altered != nil {
+			r.Altered(tables)
+		}
 	}
-	return slot, err
+	return NewSlot{}, &AlteredError{Slot: r.Name, Tables: altered}
 }
 
 // createSlot creates the slot on a walsender connection, since only that exports the
-// snapshot.
-func createSlot(ctx context.Context, connect Connector, name string, failover, export bool, report func([]RunningTransaction)) (NewSlot, error) {
+// snapshot. Where tables were altered meanwhile it gives them, and the slot is dropped.
+func createSlot(ctx context.Context, connect Connector, o SlotRequest, export bool) (slot NewSlot, altered []string, err error) {
 	var user string
 	conn, err := connect(ctx, func(c *pgconn.Config) {
 		c.RuntimeParams["replication"] = "database"
@@ -182,11 +207,16 @@ func createSlot(ctx context.Context, connect Connector, name string, failover, e
 	})
 	if err != nil {
 		if noReplicationRight(err) {
-			return NewSlot{}, refuseReplicationRight(user, err)
+			return NewSlot{}, nil, refuseReplicationRight(user, err)
 		}
-		return NewSlot{}, err
+		return NewSlot{}, nil, err
 	}
-	pid, query := conn.PgConn().PID(), createSQL(ServerMajor(conn.PgConn()), name, failover, export)
+	since, err := prepareCreation(ctx, conn)
+	if err != nil {
+		closeQuietly(ctx, conn)
+		return NewSlot{}, nil, err
+	}
+	pid, query := conn.PgConn().PID(), createSQL(ServerMajor(conn.PgConn()), o.Name, o.Failover, export)
 	// pgx answers a cancelled context by closing the socket, which a waiting backend
 	// does not notice: it would finish the slot for nobody. So the query runs under a
 	// context of its own, and is cancelled by a cancel request.
@@ -210,7 +240,7 @@ func createSlot(ctx context.Context, connect Connector, name string, failover, e
 		done <- r
 	}()
 	var got result
-	finished := watchCreation(ctx, connect, pid, report, done, &got)
+	finished := watchCreation(ctx, connect, pid, o.Report, done, &got)
 	if !finished {
 		got = cancelCreation(ctx, connect, conn, pid, done)
 	}
@@ -218,21 +248,22 @@ func createSlot(ctx context.Context, connect Connector, name string, failover, e
 	defer closeQuietly(ctx, conn) // the exported snapshot lives as long as this
 	if got.err != nil {
 		if ctx.Err() != nil {
-			return NewSlot{}, fmt.Errorf("create slot %s: %w", name, context.Cause(ctx))
+			return NewSlot{}, nil, fmt.Errorf("create slot %s: %w", o.Name, context.Cause(ctx))
 		}
-		return NewSlot{}, createFailure(name, user, got.err)
+		return NewSlot{}, nil, createFailure(o.Name, user, got.err)
 	}
 	lsn, err := checkpoint.ParseLSN(got.lsn)
 	if err != nil {
-		return NewSlot{}, fmt.Errorf("create slot %s: %w", name, err)
+		return NewSlot{}, nil, fmt.Errorf("create slot %s: %w", o.Name, err)
 	}
-	slot := NewSlot{LSN: lsn}
+	slot = NewSlot{LSN: lsn}
 	if got.exported != "" {
 		// Not having it is no failure: the slot is there, and whoever needs the snapshot
 		// must do without after every restart anyway.
-		slot.Snapshot, _ = importSnapshot(ctx, connect, got.exported)
+		slot.Snapshot, _ = importSnapshot(ctx, connect, got.exported, o.Within)
 	}
-	return slot, nil
+	altered, err = dropAltered(ctx, conn, o.Name, since)
+	return slot, altered, err
 }
 
 // createSQL is the walsender's command; 15 brought the options in parentheses.
@@ -257,26 +288,24 @@ func createSQL(major int, name string, failover, export bool) string {
 // importBudget bounds the look at an exported snapshot, of a server that may be busy.
 const importBudget = 30 * time.Second
 
-// importSnapshot reads an exported snapshot's text.
-func importSnapshot(ctx context.Context, connect Connector, exported string) (string, error) {
+// importSnapshot reads an exported snapshot's text, and lets within look at what it sees.
+func importSnapshot(ctx context.Context, connect Connector, exported string, within func(context.Context, *pgx.Conn) error) (text string, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), importBudget)
 	defer cancel()
 	conn, err := connect(ctx)
 	if err != nil {
 		return "", err
 	}
-	defer closeQuietly(ctx, conn)
-	results, err := conn.PgConn().Exec(ctx, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT "+quoteLiteral(exported)+
-		"; SELECT pg_catalog.pg_current_snapshot()::text; COMMIT").ReadAll()
+	defer closeQuietly(ctx, conn) // and the transaction with it
+	rows, err := TextResults(ctx, conn, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET TRANSACTION SNAPSHOT "+quoteLiteral(exported), "SELECT pg_catalog.pg_current_snapshot()::text")
 	if err != nil {
 		return "", err
 	}
-	for _, r := range results {
-		if len(r.Rows) == 1 {
-			return string(r.Rows[0][0]), nil
-		}
+	text = string(rows[2][0][0])
+	if within != nil {
+		_ = within(ctx, conn) // who asked knows
 	}
-	return "", errors.New("the server gave no snapshot")
+	return text, nil
 }
 
 // watchCreation waits for the result and reports what the server waits for; false

@@ -23,7 +23,7 @@ func slotName(t *testing.T) string {
 func mustSlot(t *testing.T, s server) string {
 	t.Helper()
 	name := slotName(t)
-	if _, err := CreateSlot(t.Context(), s.connector(), name, true, nil); err != nil {
+	if _, err := CreateSlot(t.Context(), s.connector(), SlotRequest{Name: name, Failover: true}); err != nil {
 		t.Fatal(err)
 	}
 	return name
@@ -36,7 +36,7 @@ func TestCreateReadAndDropSlot(t *testing.T) {
 		if _, found, err := ReadSlot(t.Context(), conn, name); found || err != nil {
 			t.Errorf("a slot before it is made: %v", err)
 		}
-		created, err := CreateSlot(t.Context(), s.connector(), name, true, func(l []RunningTransaction) { t.Errorf("waited for %v", l) })
+		created, err := CreateSlot(t.Context(), s.connector(), SlotRequest{Name: name, Failover: true, Report: func(l []RunningTransaction) { t.Errorf("waited for %v", l) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,7 +50,7 @@ func TestCreateReadAndDropSlot(t *testing.T) {
 			slot.WALStatus != "reserved" || slot.Invalidation != "" || slot.TwoPhase || slot.Temporary || slot.Failover != failover {
 			t.Errorf("slot %+v, created as %+v", slot, created)
 		}
-		_, err = CreateSlot(t.Context(), s.connector(), name, true, nil)
+		_, err = CreateSlot(t.Context(), s.connector(), SlotRequest{Name: name, Failover: true})
 		if err == nil || !strings.Contains(err.Error(), "already exists") {
 			t.Errorf("a second time: %v", err)
 		}
@@ -90,7 +90,7 @@ func TestCreateSlotSaysWhatItWaitsFor(t *testing.T) {
 	onServers(t, func(t *testing.T, s server) {
 		pid, gid, end := openTransactions(t, s)
 		reports := 0
-		created, err := CreateSlot(t.Context(), s.connector(), slotName(t), true, func(list []RunningTransaction) {
+		created, err := CreateSlot(t.Context(), s.connector(), SlotRequest{Name: slotName(t), Failover: true, Report: func(list []RunningTransaction) {
 			reports++
 			var session, prepared, waited bool
 			for _, r := range list {
@@ -102,7 +102,7 @@ func TestCreateSlotSaysWhatItWaitsFor(t *testing.T) {
 				t.Errorf("reported %v: session %v, prepared %v, waited for %v", list, session, prepared, waited)
 			}
 			end()
-		})
+		}})
 		if err != nil || created.LSN == 0 || created.Snapshot == "" || reports == 0 {
 			t.Errorf("created as %+v after %d reports, %v", created, reports, err)
 		}
@@ -114,7 +114,7 @@ func TestCancelledCreationLeavesNoSlot(t *testing.T) {
 		_, _, end := openTransactions(t, s)
 		name := slotName(t)
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := CreateSlot(ctx, s.connector(), name, true, func([]RunningTransaction) { cancel() })
+		_, err := CreateSlot(ctx, s.connector(), SlotRequest{Name: name, Failover: true, Report: func([]RunningTransaction) { cancel() }})
 		wantGone(t, s, name, err)
 		end()
 		wantGone(t, s, name, err)
@@ -140,7 +140,7 @@ func TestCancelledCreationEndsTheBackend(t *testing.T) {
 		}))
 		return Connect(ctx, s.dsn+"?sslmode=disable", "walrelay_test", opts...)
 	}
-	_, err := CreateSlot(ctx, connector, name, true, func([]RunningTransaction) { cancel() })
+	_, err := CreateSlot(ctx, connector, SlotRequest{Name: name, Failover: true, Report: func([]RunningTransaction) { cancel() }})
 	if dials < 4 {
 		t.Errorf("%d dials: no cancel request and no second connection after it", dials)
 	}
@@ -168,7 +168,7 @@ func TestCreateSlotRefusals(t *testing.T) {
 	onServers(t, func(t *testing.T, s server) {
 		conn := mustConnect(t, s.dsn)
 		_, dsn := s.mustRole(t, conn, "NOREPLICATION")
-		_, err := CreateSlot(t.Context(), NewConnector(dsn, "walrelay_test"), slotName(t), true, nil)
+		_, err := CreateSlot(t.Context(), NewConnector(dsn, "walrelay_test"), SlotRequest{Name: slotName(t), Failover: true})
 		wantRefusal(t, err, "may not use replication slots|ALTER ROLE")
 		var limit int
 		mustScan(t, conn, "SELECT current_setting('max_replication_slots')::int", &limit)
@@ -176,7 +176,7 @@ func TestCreateSlotRefusals(t *testing.T) {
 			if i > limit {
 				t.Fatal("the server's slots do not run out")
 			}
-			if _, err = CreateSlot(t.Context(), s.connector(), slotName(t), true, nil); err != nil {
+			if _, err = CreateSlot(t.Context(), s.connector(), SlotRequest{Name: slotName(t), Failover: true}); err != nil {
 				break
 			}
 		}
@@ -274,10 +274,10 @@ func TestARoleWithoutRightsStillSeesWhoIsWaitedFor(t *testing.T) {
 		pid, gid, end := openTransactions(t, s)
 		_, dsn := s.mustRole(t, mustConnect(t, s.dsn), "REPLICATION")
 		var seen []RunningTransaction
-		if _, err := CreateSlot(t.Context(), NewConnector(dsn, "walrelay_test"), slotName(t), true, func(list []RunningTransaction) {
+		if _, err := CreateSlot(t.Context(), NewConnector(dsn, "walrelay_test"), SlotRequest{Name: slotName(t), Failover: true, Report: func(list []RunningTransaction) {
 			seen = list
 			end()
-		}); err != nil {
+		}}); err != nil {
 			t.Fatal(err)
 		}
 		if text := fmt.Sprint(seen); !strings.Contains(text, gid) || !strings.Contains(text, fmt.Sprintf("pid %d (xid", pid)) {

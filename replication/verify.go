@@ -124,9 +124,11 @@ func verifyServer(f Facts) error {
 	return errors.Join(problems...)
 }
 
-// verifySource compares the checkpoint's cluster and database with the server's.
-func verifySource(f Facts) error {
-	cp, db := f.Checkpoint.Source, f.Database
+func verifySource(f Facts) error { return CheckSource(f.Checkpoint.Source, f.Database) }
+
+// CheckSource compares a checkpoint's cluster and database with the server's, and gives a
+// *checkpoint.Refusal where they are others. A zero cp fits every server.
+func CheckSource(cp checkpoint.Source, db Database) error {
 	if cp == (checkpoint.Source{}) {
 		return nil
 	}

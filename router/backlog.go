@@ -21,6 +21,9 @@ type Backlog struct {
 	// nearly as the table tells, and which together name one row where there is a primary
 	// key. Nil where there is nothing to go by.
 	Order []string
+	// Ordered tells that Order begins with a number or a time, and not with a key that says
+	// nothing of when a row was written.
+	Ordered bool
 	// Published is the SQL expression that Mark is set to once a row is published. Empty
 	// without Mark.
 	Published string
@@ -46,6 +49,7 @@ func (r *Router) Backlog(rel *replication.Relation, notNull func(column string) 
 		b.Primary = append(b.Primary, rel.Columns[i].Name)
 	}
 	b.Order = backlogOrder(types, b.Primary, notNull)
+	b.Ordered = len(b.Order) > 0 && (isInteger(types[b.Order[0]]) || isTimestamp(types[b.Order[0]]))
 	switch status := types["status"]; {
 	case isTimestamp(types["published_at"]):
 		b.Mark, b.Pending, b.Published = "published_at", `"published_at" IS NULL`, "pg_catalog.now()"

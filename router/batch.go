@@ -42,6 +42,8 @@ type Batch struct {
 	moved        bool
 	transactions int       // source transactions that end in the prefix
 	oldest       time.Time // commit time of the first of them
+	// lastCut tells that the dead letter appended last lacks a part of its row.
+	lastCut bool
 }
 
 // mark is a point in a batch.

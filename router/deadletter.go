@@ -45,7 +45,8 @@ const minDeadLetterLimit = 1024
 // row. An update has also old, where PostgreSQL sent it. An unchanged TOAST value is
 // not in the WAL and so not here. Columns that are excluded are not here either, and
 // masked ones have what stands for their values. A logical message has table null and, in
-// place of row, message {prefix, transactional, content}, the content in base64.
+// place of row, message {prefix, transactional, content}, the content in base64, or text
+// where it was to be an event.
 //
 // What does not fit:
 //
@@ -58,13 +59,19 @@ const minDeadLetterLimit = 1024
 // What is not UTF-8: each such byte stands as \xHH, in the error too. A value with
 // such bytes has its backslashes doubled and is named in escaped, so that it can be
 // restored and cannot be mistaken for a value that holds the text \xHH.
-func appendDeadLetter(dst []byte, d *deadLetter, limit int) []byte {
+//
+// whole tells that nothing of the row is missing.
+func appendDeadLetter(dst []byte, d *deadLetter, limit int) (out []byte, whole bool) {
 	limit = max(limit, minDeadLetterLimit)
 	head, headCut := d.appendHead(nil, max(minDeadError, min(limit/4, maxDeadError)))
 	l := deadLetterLayout{head: head, items: d.items(), headCut: headCut}
 	l.kept = len(l.items)
 	l.fit(limit)
-	return l.appendTo(dst)
+	whole = l.kept == len(l.items)
+	for i := range l.items {
+		whole = whole && !l.items[i].isCut(l.most)
+	}
+	return l.appendTo(dst), whole
 }
 
 // The largest encoded sizes of what stands before the row. Together with the JSON

@@ -86,7 +86,7 @@ func TestDeadLetterExact(t *testing.T) {
 			if tt.change.Op == replication.OpMessage {
 				d.Table = ""
 			}
-			got := appendDeadLetter([]byte("kept"), d, 1<<20)
+			got, _ := appendDeadLetter([]byte("kept"), d, 1<<20)
 			if diff := cmp.Diff("kept"+tt.want, string(got)); diff != "" {
 				t.Errorf("dead letter (-want +got):\n%s", diff)
 			}
@@ -99,14 +99,14 @@ func TestDeadLetterCutsTheLongValueToFit(t *testing.T) {
 	value := strings.Repeat("c4ca4238a0b92382", 1<<17) // 2 MiB
 	rel := relationOf(t, "t", "id int", "v text")
 	const limit = 1_000_000
-	got := appendDeadLetter(nil, letterOf(&replication.Change{Op: replication.OpCreate, Relation: rel, New: rowOf("2", value)}), limit)
+	got, whole := appendDeadLetter(nil, letterOf(&replication.Change{Op: replication.OpCreate, Relation: rel, New: rowOf("2", value)}), limit)
 	if len(got) > limit || len(got) < limit-500 {
 		t.Errorf("%d bytes; want little less than %d", len(got), limit)
 	}
 	l := mustReadLetter(t, got)
 	sum := sha256.Sum256([]byte(value))
 	want := []readCut{{In: "row", Name: "v", Size: len(value), SHA256: hex.EncodeToString(sum[:])}}
-	if diff := cmp.Diff(want, l.Cut); diff != "" || !l.Truncated {
+	if diff := cmp.Diff(want, l.Cut); diff != "" || !l.Truncated || whole {
 		t.Errorf("truncated %v, cut (-want +got):\n%s", l.Truncated, diff)
 	}
 	if *l.Row["id"] != "2" || !strings.HasPrefix(value, *l.Row["v"]) {
@@ -122,7 +122,7 @@ func TestDeadLetterOfVeryManyColumns(t *testing.T) {
 	}
 	c := &replication.Change{Op: replication.OpCreate, Relation: relationOf(t, "t", columns...), New: rowOf(texts...)}
 	for _, limit := range []int{0, 1024, 1025, 4096, 65536, 1 << 20} {
-		got := appendDeadLetter(nil, letterOf(c), limit)
+		got, _ := appendDeadLetter(nil, letterOf(c), limit)
 		l := mustReadLetter(t, got)
 		if len(got) > max(limit, minDeadLetterLimit) || len(l.Row)+l.OmittedColumns != 1600 || !l.Truncated {
 			t.Errorf("limit %d: %d bytes, %d columns, %d omitted", limit, len(got), len(l.Row), l.OmittedColumns)
@@ -173,11 +173,14 @@ func FuzzDeadLetter(f *testing.F) {
 		}
 		d := letterOf(c)
 		d.Error, d.Table = errText, table
-		got := appendDeadLetter(nil, d, limit)
+		got, whole := appendDeadLetter(nil, d, limit)
 		if len(got) > max(limit, minDeadLetterLimit) {
 			t.Fatalf("%d bytes with limit %d", len(got), limit)
 		}
 		l := mustReadLetter(t, got)
+		if whole != (len(l.Cut) == 0 && l.OmittedColumns == 0) {
+			t.Fatalf("whole: %t, cut %v, %d columns omitted", whole, l.Cut, l.OmittedColumns)
+		}
 		cut, escaped := map[string]bool{}, map[string]bool{}
 		for _, x := range l.Cut {
 			cut[x.In+"."+x.Name] = true

@@ -74,17 +74,14 @@ func (r *Router) plan(c *replication.Change) (*tablePlan, error) {
 // newPlan makes a plan; read tells that the relation is one of the snapshot's.
 func (r *Router) newPlan(rel *replication.Relation, read bool) (*tablePlan, error) {
 	p := &tablePlan{rel: rel, label: rel.Schema + "." + rel.Name}
-	for i := range r.o.Outbox {
-		o := &r.o.Outbox[i]
-		if o.Schema == rel.Schema && o.Table == rel.Name {
-			p.topicName = strings.ToValidUTF8(p.label, "_") // for metrics only
-			source, err := tableSource(rel, &r.enc, r.typeOf)
-			if err != nil {
-				return nil, err
-			}
-			p.outbox, err = compileOutbox(source, o, r.outboxEnv())
-			return p, err
+	if o := r.outboxEntry(rel); o != nil {
+		p.topicName = strings.ToValidUTF8(p.label, "_") // for metrics only
+		source, err := tableSource(rel, &r.enc, r.typeOf)
+		if err != nil {
+			return nil, err
 		}
+		p.outbox, err = compileOutbox(source, o, r.outboxEnv())
+		return p, err
 	}
 	p.topicName = r.o.TableTopic(rel.Schema, rel.Name)
 	if !r.o.Tables(rel.Schema, rel.Name) {
@@ -120,7 +117,7 @@ func (r *Router) newPlan(rel *replication.Relation, read bool) (*tablePlan, erro
 }
 
 func (r *Router) outboxEnv() outboxEnv {
-	return outboxEnv{name: r.o.Name, prefix: r.o.Prefix, topicPrefix: r.o.TopicPrefix, validTopic: r.validTopic}
+	return outboxEnv{name: r.o.Name, prefix: r.o.Prefix, topicPrefix: r.o.TopicPrefix, validTopic: r.validEventTopic}
 }
 
 // typeOf describes a type; nil is an unknown one.
@@ -152,15 +149,6 @@ func (r *Router) planColumn(c replication.Column, hidden *ColumnOptions) (column
 		return columnPlan{}, nil, fmt.Errorf("look up the type of column %s: %w", c.Name, err)
 	}
 	return r.shape.column(c, t, &r.enc), t, nil
-}
-
-// validTopic is ValidTopicName, and keeps events out of the checkpoint topic: one with
-// the key "state" or "position" would be read as the connector's own.
-func (r *Router) validTopic(name string) error {
-	if name != "" && name == r.o.CheckpointTopic {
-		return &TopicNameError{Name: name, Reason: "it is the checkpoint topic, which holds this connector's position"}
-	}
-	return ValidTopicName(name)
 }
 
 // claimTopic makes sure that rewriting characters does not bring two tables into

@@ -28,6 +28,49 @@ func openObject(text []byte) (objectMembers, bool) {
 	return objectMembers{rest: text[1 : len(text)-1]}, true
 }
 
+// whyNoObject tells why openObject does not take text.
+func whyNoObject(text []byte) string {
+	var whole json.RawMessage
+	if err := json.Unmarshal(text, &whole); err != nil {
+		return err.Error()
+	}
+	switch trimJSON(text)[0] {
+	case '[':
+		return "it is an array"
+	case '"':
+		return "it is a string"
+	}
+	return "it is " + cutText(string(trimJSON(text)))
+}
+
+// hasHalfSurrogate tells that a JSON string has half of a surrogate pair, which stands for
+// nothing. Of other values their JSON counts, in which it stays what it is.
+func hasHalfSurrogate(value []byte) bool {
+	if value[0] != '"' {
+		return false
+	}
+	for {
+		i := bytes.IndexByte(value, '\\')
+		if i < 0 {
+			return false
+		}
+		value = value[i:]
+		if value[1] != 'u' {
+			value = value[2:]
+			continue
+		}
+		r := hexRune(value[2:6])
+		value = value[6:]
+		if !utf16.IsSurrogate(r) {
+			continue
+		}
+		if len(value) < 6 || value[0] != '\\' || value[1] != 'u' || utf16.DecodeRune(r, hexRune(value[2:6])) == utf8.RuneError {
+			return true
+		}
+		value = value[6:]
+	}
+}
+
 // next moves on to the next member.
 func (m *objectMembers) next() bool {
 	rest := trimJSON(m.rest)

@@ -140,7 +140,9 @@ func (s *scratch) addHeader(ev *event, key string, value []byte) {
 type outboxPlan struct {
 	source eventSource
 	fields fieldColumns
-	topic  *rowTemplate
+	// configured is OutboxOptions.Columns.
+	configured map[string]string
+	topic      *rowTemplate
 	// topicWithoutAggregate is the topic of rows without an aggregate type, where that is
 	// for each row to say; else nil.
 	topicWithoutAggregate *rowTemplate
@@ -195,9 +197,12 @@ func (p *outboxPlan) appendEvent(ev *event, s *scratch, row replication.Tuple) e
 	}
 	keyErr := p.appendKey(ev, s, row)
 	if row[p.fields[fieldID]].Kind != replication.ValueText {
+		remedy := "make the column NOT NULL"
+		if p.source.open() {
+			remedy = "write it"
+		}
 		return &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
-			"the event id, column %q, is NULL: consumers could not tell a repeat from a new event; make the column NOT NULL",
-			p.columnName(p.fields[fieldID]))}
+			"the event id, %s, is NULL: consumers could not tell a repeat from a new event; %s", p.place(p.fields[fieldID]), remedy)}
 	}
 	if keyErr != nil {
 		return keyErr
@@ -276,8 +281,8 @@ func (p *outboxPlan) choosePartition(ev *event, row replication.Tuple) error {
 	n, ok := parseInteger(row[p.partition].Text)
 	if !ok || n < 0 {
 		return &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
-			"column %q holds no partition's number but %s; write a number from 0 on, or NULL for the key's partition",
-			p.columnName(p.partition), quoteCut(string(row[p.partition].Text)))}
+			"%s holds no partition's number but %s; write a number from 0 on, or NULL for the key's partition",
+			p.place(p.partition), quoteCut(string(row[p.partition].Text)))}
 	}
 	ev.Partition = n
 	return nil
@@ -318,6 +323,21 @@ func (p *outboxPlan) appendTopic(ev *event, s *scratch, row replication.Tuple) e
 	return p.last.err
 }
 
+// fixedTopic is the topic of all events; empty where it depends on the row.
+func (p *outboxPlan) fixedTopic() string {
+	if p.route != nil || p.topicWithoutAggregate != nil {
+		return ""
+	}
+	name := ""
+	for _, part := range p.topic.parts {
+		if part.column >= 0 {
+			return ""
+		}
+		name += part.literal
+	}
+	return name
+}
+
 // lookUpTopic gives the entry of the topic name, checked when it is new.
 func (p *outboxPlan) lookUpTopic(name []byte, source string) topicEntry {
 	if e, ok := p.topics[string(name)]; ok {
@@ -351,6 +371,25 @@ func (p *outboxPlan) checkTopic(name, source string) error {
 }
 
 func (p *outboxPlan) columnName(i int) string { return p.source.columns[i].name }
+
+// place names where a value stands, for people: a row's column, or a message's field.
+func (p *outboxPlan) place(i int) string {
+	switch {
+	case !p.source.open():
+		return fmt.Sprintf("column %q", p.columnName(i))
+	case i < int(outboxFields):
+		return fmt.Sprintf("field %q", p.memberName(outboxField(i)))
+	}
+	return fmt.Sprintf("field %q", strings.TrimPrefix(p.columnName(i), jsonPrefix))
+}
+
+// memberName is what a message calls a field.
+func (p *outboxPlan) memberName(f outboxField) string {
+	if name := p.configured[f.rule().name]; name != "" {
+		return name
+	}
+	return f.rule().columns[0]
+}
 
 // cutText gives the first 400 bytes of a message that may quote a whole value.
 func cutText(s string) string {

@@ -1,9 +1,12 @@
 package router
 
 import (
+	"bytes"
 	"fmt"
 	"net/url"
 	"strings"
+	"time"
+	"unicode"
 
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router/format"
@@ -104,7 +107,7 @@ func (p *outboxPlan) appendAttribute(dst []byte, a *cloudAttribute, row replicat
 	switch {
 	case len(text) == 0 && a.role == cloudMandatory:
 		return dst, &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
-			"column %q is NULL or empty, and a CloudEvent has to have the attribute %s; fill the column", p.columnName(a.column), a.name)}
+			"%s is NULL or empty, and a CloudEvent has to have the attribute %s; fill it", p.place(a.column), a.name)}
 	case a.role == cloudSource && len(text) == 0:
 		return append(dst, p.cloud.source...), nil
 	case a.role == cloudSource:
@@ -115,6 +118,10 @@ func (p *outboxPlan) appendAttribute(dst []byte, a *cloudAttribute, row replicat
 			dst = dst[:start]
 		}
 		return dst, nil
+	}
+	if bytes.ContainsFunc(text, unicode.IsControl) {
+		return dst, &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
+			"%s has a control character, which the attribute %s of a CloudEvent must not have; clean it", p.place(a.column), a.name)}
 	}
 	return append(dst, text...), nil
 }
@@ -143,7 +150,11 @@ func (p *outboxPlan) appendCloudEvent(s *scratch, row replication.Tuple) error {
 		s.buf = append(s.buf[:start], s.buf[end:]...)
 	}
 	s.buf = append(s.buf, `,"datacontenttype":"`...)
-	s.buf = append(s.buf, p.cloud.contentType...)
+	if row[p.payload].Kind == replication.ValueText {
+		s.buf = append(s.buf, p.cloud.contentType...)
+	} else {
+		s.buf = append(s.buf, "application/json"...) // which null is
+	}
 	bytea := p.source.columns[p.payload].typeOID == oidBytea
 	var err error
 	switch v := &row[p.payload]; {
@@ -196,8 +207,10 @@ func (p *outboxPlan) appendCloudHeaders(ev *event, s *scratch, row replication.T
 // appendURI appends text as a URI reference: what no URI has becomes its percent code.
 func appendURI(dst, text []byte) []byte {
 	const digits = "0123456789ABCDEF"
-	for _, c := range text {
+	for i, c := range text {
 		switch {
+		case c == '%' && !(i+2 < len(text) && isHex(text[i+1]) && isHex(text[i+2])):
+			dst = append(dst, "%25"...)
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte("-._~:/?#[]@!$&'()*+,;=%", c) >= 0:
 			dst = append(dst, c)
 		default:
@@ -207,7 +220,11 @@ func appendURI(dst, text []byte) []byte {
 	return dst
 }
 
-// isRFC3339 tells whether text has the form of a time with its zone. infinity, years
+func isHex(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
+}
+
+// isRFC3339 tells whether text is a time with its zone. infinity, years
 // beyond 9999, and times without a zone have not.
 func isRFC3339(text []byte) bool {
 	const form = "0000-00-00T00:00:00"
@@ -218,6 +235,11 @@ func isRFC3339(text []byte) bool {
 		if form[i] == '0' && (text[i] < '0' || text[i] > '9') || form[i] != '0' && text[i] != form[i] {
 			return false
 		}
+	}
+	two := func(at int) int { return int(text[at]-'0')*10 + int(text[at+1]-'0') }
+	year, month, day := two(0)*100+two(2), two(5), two(8)
+	if month < 1 || month > 12 || day < 1 || day > time.Date(year, time.Month(month)+1, 0, 0, 0, 0, 0, time.UTC).Day() || two(11) > 23 || two(14) > 59 || two(17) > 59 {
+		return false
 	}
 	zone := text[len(form):]
 	if zone[0] == '.' {
@@ -233,5 +255,13 @@ func isRFC3339(text []byte) bool {
 	if string(zone) == "Z" {
 		return true
 	}
-	return len(zone) == len("+00:00") && (zone[0] == '+' || zone[0] == '-') && zone[3] == ':'
+	if len(zone) != len("+00:00") || zone[0] != '+' && zone[0] != '-' || zone[3] != ':' {
+		return false
+	}
+	for _, at := range [...]int{1, 2, 4, 5} {
+		if zone[at] < '0' || zone[at] > '9' {
+			return false
+		}
+	}
+	return (zone[1] < '2' || zone[1] == '2' && zone[2] <= '3') && zone[4] <= '5'
 }

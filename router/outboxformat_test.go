@@ -53,6 +53,8 @@ func TestOutboxFormats(t *testing.T) {
 			`{"specversion":"1.0","id":"ev-8","source":"/shop/public.outbox","type":"t","datacontenttype":"application/octet-stream","data_base64":"AP8="}`, nil, "ce_id"},
 		{"CloudEvents, structured, of text that JSON escapes", "text", OutboxOptions{Format: FormatCloudEvents}, bareRow("a\"\n"),
 			`{"specversion":"1.0","id":"ev-8","source":"/shop/public.outbox","type":"t","datacontenttype":"text/plain","data":"a\"\n"}`, nil, "ce_id"},
+		{"CloudEvents, structured, of null", "text", OutboxOptions{Format: FormatCloudEvents, NullPayload: NullPayloadNull}, bareRow(null),
+			`{"specversion":"1.0","id":"ev-8","source":"/shop/public.outbox","type":"t","datacontenttype":"application/json","data":null}`, nil, "ce_id"},
 		{"CloudEvents, binary", "jsonb", OutboxOptions{Format: FormatCloudEvents, CloudEvents: CloudEventsBinary}, formatRow(`{"a": 1.10}`), `{"a": 1.10}`,
 			[]string{"ce_specversion=1.0", "ce_id=ev-7", "ce_source=pay/2.1", "ce_type=payment.charged.v3", "ce_subject=order-8891", "ce_time=2026-10-19T09:31:02.114Z", "ce_partitionkey=acct-1", "content-type=application/json"}, "ce_traceparent"},
 		{"CloudEvents, binary, of Avro", "bytea", OutboxOptions{Format: FormatCloudEvents, CloudEvents: CloudEventsBinary}, bareRow(`\x00ff`), "\x00\xff",
@@ -115,6 +117,8 @@ func TestOutboxRowsThatAFormatCannotTake(t *testing.T) {
 	}{
 		{"no CloudEvents type", "json", OutboxOptions{Format: FormatCloudEvents}, with(1, null), ReasonMalformed},
 		{"an empty CloudEvents type, binary", "json", OutboxOptions{Format: FormatCloudEvents, CloudEvents: CloudEventsBinary}, with(1, ""), ReasonMalformed},
+		{"a CloudEvents attribute with a control character", "json", OutboxOptions{Format: FormatCloudEvents}, with(6, "a\nb"), ReasonMalformed},
+		{"the same, binary", "json", OutboxOptions{Format: FormatCloudEvents, CloudEvents: CloudEventsBinary}, with(10, "a\u0085"), ReasonMalformed},
 		{"text that is not UTF-8", "text", OutboxOptions{Format: FormatEnvelope}, with(11, "\xff"), ReasonEncode},
 		{"a key that is not UTF-8", "text", OutboxOptions{JSONStrings: true}, with(8, "\xff"), ReasonEncode},
 		{"headers that are no object", "json", OutboxOptions{HeadersFrom: "meta"}, with(13, "[1]"), ReasonMalformed},

@@ -121,7 +121,7 @@ func (p *outboxPlan) appendObjectHeaders(s *scratch, first int, object []byte) e
 	m, ok := openObject(object)
 	if !ok {
 		return &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
-			"column %q, whose members become headers, holds no JSON object; write one, or NULL", p.columnName(p.headersFrom))}
+			"%s, whose members become headers, holds no JSON object; write one, or NULL", p.place(p.headersFrom))}
 	}
 	columns := len(s.headers)
 	for m.next() {
@@ -138,7 +138,7 @@ func (p *outboxPlan) appendObjectHeaders(s *scratch, first int, object []byte) e
 		}
 		key, err := p.headerName(name)
 		if err != nil {
-			return &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf("column %q: %v", p.columnName(p.headersFrom), err)}
+			return &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf("%s: %v", p.place(p.headersFrom), err)}
 		}
 		s.buf = appendJSONText(s.buf, m.value)
 		s.headers = append(s.headers, Header{Key: key, Value: s.since(start)})
@@ -177,6 +177,9 @@ func appendTimeForm(dst, text []byte, form timeForm) []byte {
 // the records: T between date and time and, of a timestamptz in UTC, Z. infinity
 // and years BC stay as PostgreSQL prints them.
 func appendPlainTime(dst, text []byte, form timeForm) []byte {
+	if ad, ok := bytes.CutSuffix(text, []byte(" BC")); ok {
+		return append(appendPlainTime(dst, ad, form), " BC"...)
+	}
 	date, clock, ok := bytes.Cut(text, []byte{' '})
 	if !ok || bytes.IndexByte(clock, ' ') >= 0 {
 		return append(dst, text...)

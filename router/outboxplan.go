@@ -103,6 +103,7 @@ func compileOutbox(s eventSource, o *OutboxOptions, env outboxEnv) (*outboxPlan,
 		source:      s,
 		env:         env,
 		nullPayload: o.NullPayload,
+		configured:  o.Columns,
 		topics:      make(map[string]topicEntry),
 	}
 	var problems []error
@@ -338,6 +339,10 @@ func (p *outboxPlan) compileRoute(o *OutboxOptions) (err error) {
 	}
 	scope := p.scope()
 	c, ok := scope.columns[p.route.name]
+	if part, isPart := scope.parts[p.route.name]; isPart && !ok {
+		return fmt.Errorf("route: by: %s is for templates only, a part of %s; write by: %s, and let the regex take the part, as in (.+)\\.v[0-9]+",
+			p.route.name, p.place(part.column), fieldType.rule().name)
+	}
 	if !ok && p.source.open() {
 		c, ok = p.source.index(p.route.name)
 	}
@@ -375,6 +380,38 @@ func (p *outboxPlan) recognised() []string {
 		}
 	}
 	return out
+}
+
+// uses tells what the plan takes from each column, by the column's name.
+func (p *outboxPlan) uses() map[string][]string {
+	uses := map[string][]string{}
+	add := func(c int, use string) {
+		if c >= 0 && !slices.Contains(uses[p.columnName(c)], use) {
+			uses[p.columnName(c)] = append(uses[p.columnName(c)], use)
+		}
+	}
+	for f := range outboxFields {
+		add(p.fields[f], f.rule().name)
+	}
+	for use, t := range map[string]*rowTemplate{"topic": p.topic, "key": p.key} {
+		if t != nil && (use == "key" || p.route == nil) {
+			for _, part := range t.parts {
+				add(part.column, use)
+			}
+		}
+	}
+	if p.route != nil {
+		add(p.route.column, "route")
+	}
+	add(p.partition, "partition")
+	for i := range p.headers {
+		add(p.headers[i].column, "header "+p.headers[i].key)
+	}
+	add(p.headersFrom, "headers-from")
+	for i := range p.envelope {
+		add(p.envelope[i].column, "envelope")
+	}
+	return uses
 }
 
 func columnsByName(s *eventSource) map[string]int {

@@ -13,9 +13,31 @@ type OutboxColumns struct {
 	// Created is a timestamp of when the row was written, as nearly as the table tells;
 	// empty where there is none.
 	Created string
+	// Seq is the number of the event within its aggregate; empty where there is none that
+	// is an integer.
+	Seq string
 	// Key holds the columns of which the first that is not null is the key of the row's
 	// record. Nil where a template makes the key.
 	Key []string
+}
+
+// Outboxes says which tables are outboxes by their OIDs, with the names, "schema.table", of their
+// entries: the WAL may have a table under another name, and its rows are events all the
+// same. To be called before the first change.
+func (r *Router) Outboxes(entries map[uint32]string) { r.outboxes = entries }
+
+// outboxEntry gives the entry of an outbox table; nil for other tables.
+func (r *Router) outboxEntry(rel *replication.Relation) *OutboxOptions {
+	entry, ok := r.outboxes[rel.OID]
+	if !ok {
+		entry = rel.Schema + "." + rel.Name
+	}
+	for i := range r.o.Outbox {
+		if o := &r.o.Outbox[i]; entry == o.Schema+"."+o.Table {
+			return o
+		}
+	}
+	return nil
 }
 
 // OutboxColumns finds them in an outbox table as it is now.
@@ -34,6 +56,9 @@ func (r *Router) OutboxColumns(rel *replication.Relation) (OutboxColumns, error)
 			c.Created = column.Name
 		}
 	}
+	if i := p.outbox.fields[fieldSeq]; i >= 0 && isInteger(format.Builtin(p.outbox.source.columns[i].typeOID)) {
+		c.Seq = p.outbox.columnName(i)
+	}
 	if p.outbox.key == nil {
 		for _, at := range p.outbox.keyColumns {
 			c.Key = append(c.Key, p.outbox.columnName(at))
@@ -41,6 +66,10 @@ func (r *Router) OutboxColumns(rel *replication.Relation) (OutboxColumns, error)
 	}
 	return c, nil
 }
+
+// LastIsCut tells that the change routed last became a dead letter that does not hold the
+// whole row.
+func (b *Batch) LastIsCut() bool { return b.LastIsDeadLetter() && b.lastCut }
 
 // LastIsDeadLetter tells whether the change routed last became a dead letter.
 func (b *Batch) LastIsDeadLetter() bool {

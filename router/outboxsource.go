@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"unicode/utf8"
 
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router/format"
@@ -28,6 +29,7 @@ type eventColumn struct {
 	// typeOID is the column's type, of a domain the one beneath.
 	typeOID uint32
 	json    format.Append // the value as JSON, as `types: plain` has it
+	jsonOf  int           // of a message: the column whose member's JSON this one has; 0: it has its own text
 }
 
 // tableSource describes a table. typeOf describes a type; nil is an unknown one, whose
@@ -50,6 +52,22 @@ func tableSource(rel *replication.Relation, enc *format.Encoder, typeOf func(oid
 	return s, nil
 }
 
+// jsonIndex gives the column of a name as JSON. A table's column has a type that tells what
+// that is; of a message's further members it is the JSON that stands there.
+func (s *eventSource) jsonIndex(name string) (int, bool) {
+	c, ok := s.index(name)
+	if !ok || !s.open() || c < int(outboxFields) {
+		return c, ok
+	}
+	s.columns = append(s.columns, eventColumn{name: jsonPrefix + name, typeOID: oidJSON, jsonOf: c, json: appendAsIs})
+	return len(s.columns) - 1, true
+}
+
+// jsonPrefix makes a name that no member can have, since a name has no NUL.
+const jsonPrefix = "\x00json of "
+
+func appendAsIs(dst, text []byte) ([]byte, error) { return append(dst, text...), nil }
+
 // messageSource describes the messages of a prefix. Further columns join while the plan
 // is compiled; (*outboxPlan).objectRow makes a row of a message.
 func messageSource(prefix string) eventSource {
@@ -59,7 +77,7 @@ func messageSource(prefix string) eventSource {
 		switch f {
 		case fieldPayload:
 			c.typeOID = oidJSON
-			c.json = func(dst, text []byte) ([]byte, error) { return append(dst, text...), nil }
+			c.json = appendAsIs
 		case fieldSeq, fieldSchemaVersion:
 			c.json = appendCount
 		}
@@ -134,7 +152,10 @@ type objectColumns struct {
 
 // objectSlot is where a member goes. Of several names of one field the one with the
 // lowest rank wins, as it does with a table's columns.
-type objectSlot struct{ column, rank int }
+type objectSlot struct {
+	column, rank int
+	json         int // a second column, which gets the member's JSON; 0 for none
+}
 
 const (
 	noRank        = 1 << 20 // of a column that nothing has filled
@@ -150,7 +171,16 @@ func newObjectColumns(s *eventSource, o *OutboxOptions) *objectColumns {
 		versionIsSchema: o.Columns[fieldSchemaVersion.rule().name] == "",
 	}
 	for i := int(outboxFields); i < len(s.columns); i++ {
-		c.slots[s.columns[i].name] = objectSlot{column: i}
+		if of := s.columns[i].jsonOf; of == 0 {
+			c.slots[s.columns[i].name] = objectSlot{column: i}
+		}
+	}
+	for i := int(outboxFields); i < len(s.columns); i++ {
+		if of := s.columns[i].jsonOf; of > 0 {
+			slot := c.slots[s.columns[of].name]
+			slot.json = i
+			c.slots[s.columns[of].name] = slot
+		}
 	}
 	for f := range outboxFields {
 		if name := o.Columns[f.rule().name]; name != "" {
@@ -183,9 +213,13 @@ func newObjectColumns(s *eventSource, o *OutboxOptions) *objectColumns {
 // *RouteError.
 func (p *outboxPlan) objectRow(content []byte) (replication.Tuple, error) {
 	m, ok := openObject(content)
-	if !ok {
+	switch {
+	case !ok:
 		return nil, &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
-			"the message's content, %d bytes, is no JSON object; emit one with the fields of an event (event_id, event_type, payload, …)", len(content))}
+			"the message's content, %d bytes, is no JSON object (%s); emit one with the fields of an event (event_id, event_type, payload, …)", len(content), whyNoObject(content))}
+	case !utf8.Valid(content):
+		return nil, &RouteError{Reason: ReasonMalformed, Detail: "the message's content is not UTF-8, which JSON is; a message is in the stream as the bytes that were emitted: " +
+			"where the database has another encoding, emit convert_to(content, 'UTF8')"}
 	}
 	c := p.object
 	for i := range c.row {
@@ -195,16 +229,35 @@ func (p *outboxPlan) objectRow(content []byte) (replication.Tuple, error) {
 	// Growing would move what the row points to already.
 	c.text = slices.Grow(c.text[:0], len(content))
 	version := replication.Value{Kind: replication.ValueNull}
+	payload := false
 	for m.next() {
 		c.name = appendJSONText(c.name[:0], m.name)
 		slot, ok := c.slots[string(c.name)]
+		if !ok {
+			continue
+		}
+		asJSON := slot.column == int(fieldPayload)
+		payload = payload || asJSON
+		if m.isNull() {
+			continue
+		}
+		if !asJSON && hasHalfSurrogate(m.value) {
+			return nil, &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
+				"field %s has half of a surrogate pair, which is no character: two values that differ could not be told apart; write both halves", quoteCut(string(c.name)))}
+		}
 		switch {
-		case !ok || m.isNull():
 		case slot.column == versionColumn:
 			version = c.value(m.value, false)
 		case slot.rank <= c.rank[slot.column]:
-			c.row[slot.column], c.rank[slot.column] = c.value(m.value, slot.column == int(fieldPayload)), slot.rank
+			c.row[slot.column], c.rank[slot.column] = c.value(m.value, asJSON), slot.rank
 		}
+		if slot.json > 0 {
+			c.row[slot.json] = replication.Value{Kind: replication.ValueText, Text: m.value}
+		}
+	}
+	if !payload {
+		return nil, &RouteError{Reason: ReasonMalformed, Detail: fmt.Sprintf(
+			"the message has no field %q; write it, as null where the event is to have no value", p.memberName(fieldPayload))}
 	}
 	// version is the sequence, and the schema's where something else is the sequence.
 	switch {

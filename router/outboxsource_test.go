@@ -35,10 +35,10 @@ func TestMessagesAreEventsAsRowsAre(t *testing.T) {
 		{"a better name wins wherever it stands, and version is the schema's beside a sequence", OutboxOptions{},
 			`{"event_id":"e","id":"n","version":3,"type":"t","event_type":"T","sequence_num":5,"payload":"a\n"}`,
 			"topic outbox.event.T\nkey e\nvalue \"a\\n\"\nid=e\ntype=T\naggregate_seq=5\nschema_version=3\n"},
-		{"version is the sequence where there is none", OutboxOptions{}, `{"id":"e","type":"t","version":3,"aggregate_seq":null}`,
+		{"version is the sequence where there is none", OutboxOptions{}, `{"id":"e","type":"t","version":3,"aggregate_seq":null,"payload":null}`,
 			"topic outbox.event.t\nkey e\ntombstone\nid=e\ntype=t\naggregate_seq=3\n"},
-		{"escapes are read", OutboxOptions{}, `{"i\u0064":"\"\u00e9\ud83d\ude00\ud83d\/","type":"t","payload":0}`,
-			"topic outbox.event.t\nkey \"é😀\uFFFD/\nvalue 0\nid=\"é😀\uFFFD/\ntype=t\n"},
+		{"escapes are read", OutboxOptions{}, `{"i\u0064":"\"\u00e9\ud83d\ude00\/","type":"t","payload":0}`,
+			"topic outbox.event.t\nkey \"é😀/\nvalue 0\nid=\"é😀/\ntype=t\n"},
 		{"templates, headers and columns name further members",
 			OutboxOptions{Topic: "{prefix}.{region|default:eu}", Key: "{tenant}", Headers: []string{"tenant", "n"}, Columns: map[string]string{"id": "uid", "payload": "body"}},
 			`{"id":"no","uid":"u","tenant":"acme","body":{},"n":1e2,"payload":1}`,
@@ -69,6 +69,58 @@ func TestAMessageThatIsNoObjectIsMalformed(t *testing.T) {
 	for _, content := range []string{"", " ", "[]", `"x"`, "{", `{"a":1,}`, `{"a":1}x`, "null"} {
 		if _, err := p.objectRow([]byte(content)); err == nil || !strings.Contains(err.Error(), "malformed") {
 			t.Errorf("%q: got %v, want malformed", content, err)
+		}
+	}
+}
+
+func TestWhatAMessageCannotSayIsMalformed(t *testing.T) {
+	p := messagePlan(t, OutboxOptions{Columns: map[string]string{"seq": "n"}, Headers: []string{"tenant"}})
+	deep := strings.Repeat("[", 20000) + strings.Repeat("]", 20000)
+	for content, says := range map[string]string{
+		`{"event_id":"e","type":"t"}`:                                       `no field "payload"`,
+		"{\"event_id\":\"\xff\",\"type\":\"t\",\"payload\":1}":              "not UTF-8",
+		"{\"event_id\":\"e\",\"type\":\"t\",\"payload\":\"\xe9\"}":          "convert_to",
+		`{"event_id":"e\ud800","type":"t","payload":1}`:                     `field "event_id" has half`,
+		`{"event_id":"e\udc00\ud800","type":"t","payload":1}`:               `field "event_id" has half`,
+		`{"event_id":"e","type":"t","payload":1,"tenant":"\\\ud83d\u0041"}`: `field "tenant" has half`,
+		`{"event_id":"e","type":"t","payload":` + deep + `}`:                "exceeded max depth",
+		`[1]`: "it is an array", `5`: "it is 5", `"s"`: "it is a string", `nope`: "invalid character",
+	} {
+		if _, err := p.objectRow([]byte(content)); err == nil || !strings.HasPrefix(err.Error(), "malformed: ") || !strings.Contains(err.Error(), says) {
+			t.Errorf("%.60q: got %v, want %s", content, err, says)
+		}
+	}
+	row, err := p.objectRow([]byte(`{"event_id":null,"type":"t","payload":1}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.appendEvent(&event{}, &scratch{}, row); err == nil || !strings.Contains(err.Error(), `field "event_id", is NULL`) || strings.Contains(err.Error(), "column") {
+		t.Errorf("a message without an id: %v", err)
+	}
+	// The payload goes out as it stands, and what nobody reads is nobody's fault.
+	for _, content := range []string{`{"event_id":"\ud83d\ude00\\ud800","type":"t","payload":"\ud800"}`, `{"event_id":"e","type":"t","payload":1,"other":"\ud800"}`} {
+		if _, err := p.objectRow([]byte(content)); err != nil {
+			t.Errorf("%s: %v", content, err)
+		}
+	}
+}
+
+func TestFurtherMembersOfAMessageStandInTheEnvelopeAsJSON(t *testing.T) {
+	p := messagePlan(t, OutboxOptions{Envelope: []string{"x:y", "n"}, Headers: []string{"x"}, Topic: "{x|default:o}"})
+	for content, want := range map[string]string{
+		`{"id":"e","payload":{"a":1.0},"x":"s","n":{"q":[1, 2]}}`: "topic s\nkey e\nvalue {\"payload\":{\"a\":1.0},\"y\":\"s\",\"n\":{\"q\":[1, 2]}}\nid=e\nx=s\n",
+		`{"id":"e","payload":1,"n":true,"x":null}`:                "topic o\nkey e\nvalue {\"payload\":1,\"y\":null,\"n\":true}\nid=e\n",
+	} {
+		row, err := p.objectRow([]byte(content))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ev event
+		if err := p.appendEvent(&ev, &scratch{}, row); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, describeEvent(&ev)); diff != "" {
+			t.Errorf("event (-want +got):\n%s", diff)
 		}
 	}
 }

@@ -52,7 +52,7 @@ func (p *outboxPlan) compileValue(o *OutboxOptions) error {
 		if before, after, renamed := strings.Cut(entry, ":"); !exact && renamed {
 			name, key = before, after
 		}
-		c, ok := p.source.index(name)
+		c, ok := p.source.jsonIndex(name)
 		if !ok {
 			return fmt.Errorf("envelope: the table has no column %q; there are %s", name, strings.Join(p.source.names(), ", "))
 		}
@@ -159,7 +159,7 @@ func (p *outboxPlan) appendColumn(s *scratch, row replication.Tuple, c int) (err
 }
 
 func (p *outboxPlan) encodeError(c int, err error) error {
-	return &RouteError{Reason: ReasonEncode, Detail: fmt.Sprintf("column %q: %v", p.columnName(c), err)}
+	return &RouteError{Reason: ReasonEncode, Detail: fmt.Sprintf("%s: %v", p.place(c), err)}
 }
 
 // appendBytes appends the bytes of a bytea payload.

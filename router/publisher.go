@@ -39,7 +39,7 @@ func NewPublisher(o PublisherOptions, catalog *Catalog, m *Metrics) (*Publisher,
 	opts := append(o.Client.Opts(),
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.ProducerBatchCompression(o.Compression, kgo.NoCompression()),
-		kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)), // murmur2, as the Java client
+		kgo.RecordPartitioner(chosenPartitioner{}),
 		kgo.ProducerBatchMaxBytesFn(p.maxBatchBytes),
 		kgo.ProducerLinger(time.Second), // until Publish flushes
 		kgo.MaxBufferedRecords(2*o.MaxRecords+1<<16),
@@ -82,8 +82,10 @@ func (p *Publisher) Publish(ctx context.Context, b *Batch) (acked []bool, err er
 	answered := make([]bool, len(records))
 	for i := range records {
 		r := &records[i]
+		key := b.bytes(r.key)
+		partition, _ := r.partitions(key) // one: nothing that is polled goes to every partition
 		p.records[i] = kgo.Record{
-			Topic: r.topic.Name, Key: b.bytes(r.key), Value: b.bytes(r.value),
+			Topic: r.topic.Name, Partition: partition, Key: key, Value: b.bytes(r.value),
 			Headers:   p.headers[r.headers.at : r.headers.at+r.headers.n : r.headers.at+r.headers.n],
 			Timestamp: now,
 		}

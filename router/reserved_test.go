@@ -12,20 +12,29 @@ import (
 // not among those that it can reach.
 func TestReservedTopicsAreNoTargets(t *testing.T) {
 	r, err := NewRouter(Options{
-		Name: "shop", Database: "shop", CheckpointTopic: "_walrelay.shop",
+		Name: "shop", Database: "shop", CheckpointTopic: "_walrelay.shop", DeadLetterTopic: "shop.dead-letter",
 		Tables:     func(_, _ string) bool { return true },
 		TableTopic: func(_, table string) string { return table },
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"_walrelay.shop", "__transaction_state", ""} {
+	for _, name := range []string{"_walrelay.shop", "_walrelay.shop2", "_walrelay.", "__transaction_state", ""} {
 		var tn *TopicNameError
 		if err := r.validTopic(name); !errors.As(err, &tn) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
-	if err := r.validTopic("_walrelay.shop2"); err != nil {
+	for _, name := range []string{"_walrelay", "_walrelays.shop", "a._walrelay.shop", "shop.dead-letter"} {
+		if err := r.validTopic(name); err != nil {
+			t.Error(err)
+		}
+	}
+	var tn *TopicNameError
+	if err := r.validEventTopic("shop.dead-letter"); !errors.As(err, &tn) {
+		t.Errorf("an event between the dead letters: %v", err)
+	}
+	if err := r.validEventTopic("shop.dead-letters"); err != nil {
 		t.Error(err)
 	}
 	_, err = r.newPlan(&replication.Relation{OID: 1, Schema: "public", Name: "_walrelay.shop"}, false)

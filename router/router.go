@@ -58,6 +58,8 @@ type Options struct {
 	// the stream with *StopError, and so do all where it is empty.
 	DeadLetterOn []string
 
+	// Aside is told of each dead letter; nil where nobody wants to know.
+	Aside func(table, reason, position string)
 	// Sequence is told of events whose aggregate_seq leaves a gap or goes backwards; nil
 	// where nobody wants to know.
 	Sequence func(*SequenceFault)
@@ -102,7 +104,8 @@ type Router struct {
 	// Guard is called.
 	guards map[uint32]*guard
 
-	rejected map[string]string // topics of events that Kafka does not take, and why
+	rejected map[string]rejection // topics of events that cannot be had
+	outboxes map[uint32]string    // outbox tables by OID, under whichever name
 
 	scratch scratch
 	event   event
@@ -152,26 +155,22 @@ func (r *Router) Check(rel *replication.Relation, inserts bool) (recognised []st
 	return nil, p.needsIdentity()
 }
 
+// OutboxUses tells what an outbox's events take from each column of rel, by the column's
+// name. rel must have passed Check.
+func (r *Router) OutboxUses(rel *replication.Relation) (map[string][]string, error) {
+	p, err := r.newPlan(rel, false)
+	if err != nil || p.outbox == nil {
+		return nil, err
+	}
+	return p.outbox.uses(), nil
+}
+
 // MissingTopicError says that a topic has to be looked up, or created, before the
 // change can be routed. Nothing was added to the batch; route the change again.
 type MissingTopicError struct{ Topic string }
 
 // Error names the topic.
 func (e *MissingTopicError) Error() string { return "topic " + e.Topic + " is not known yet" }
-
-// RejectTopic says that Kafka does not take the topic of an event, as c showed: events
-// that name it become dead letters. False where c is no event; a table's topic is for
-// the configuration to change.
-func (r *Router) RejectTopic(c *replication.Change, topic string, err error) bool {
-	if r.outboxOf(c) == nil || r.event.Topic != topic {
-		return false
-	}
-	if r.rejected == nil {
-		r.rejected = map[string]string{}
-	}
-	r.rejected[topic] = err.Error()
-	return true
-}
 
 // StopError says that a change cannot be delivered and that the configuration wants
 // the stream to stop there.
@@ -266,122 +265,6 @@ func (r *Router) route(c *replication.Change, b *Batch) error {
 	return fmt.Errorf("route change of %s: operation %q is unknown", p.label, byte(c.Op))
 }
 
-// update gives one record, or three where the key changes: the old key goes and the
-// new one comes, so that a consumer that folds by key ends with one row.
-func (r *Router) update(p *tablePlan, c *replication.Change, b *Batch) error {
-	if err := p.needsIdentity(); err != nil {
-		return err
-	}
-	if !p.keyChanged(c) {
-		// What PostgreSQL sent, also where it sent no more than the same key again (of a key
-		// that is stored out of line, or where source.keys names a part of it).
-		return r.row(p, c, b, rowRecord{op: c.Op, before: c.Old, beforeIsKey: c.OldIsKey, after: c.New, key: c.New})
-	}
-	var moved otherKey
-	if r.o.Debezium != nil {
-		at := len(b.arena)
-		var err error
-		if b.arena, err = p.appendKey(b.arena, c.New, c.Old); err != nil {
-			return err
-		}
-		moved = otherKey{header: headerNewKey, key: p.keyPayload(b.spanFrom(at))}
-	}
-	if err := r.delete(p, c, b, moved); err != nil {
-		return err
-	}
-	old := otherKey{header: headerPreviousKey, key: b.records[len(b.records)-1].key}
-	if r.o.Debezium != nil {
-		old = otherKey{header: headerOldKey, key: p.keyPayload(old.key)}
-	}
-	return r.row(p, c, b, rowRecord{op: replication.OpCreate, after: c.New, key: c.New, other: old})
-}
-
-// The headers of a key change. Plain records have one, on the new key's record, whose
-// value is the old key as it stands.
-const (
-	headerPreviousKey = "previous-key"
-	headerNewKey      = "__debezium.newkey"
-	headerOldKey      = "__debezium.oldkey"
-)
-
-// delete gives the delete and its tombstone; moved is the key that the row has now.
-func (r *Router) delete(p *tablePlan, c *replication.Change, b *Batch, moved otherKey) error {
-	if err := p.needsIdentity(); err != nil {
-		return err
-	}
-	var key span
-	if r.o.Unwrapped && !r.o.DeletedField && p.key != nil {
-		at := len(b.arena)
-		var err error
-		if b.arena, err = p.appendKey(b.arena, c.Old, nil); err != nil {
-			return err
-		}
-		key = b.spanFrom(at)
-	} else {
-		w := rowRecord{op: replication.OpDelete, before: c.Old, beforeIsKey: c.OldIsKey, key: c.Old, other: moved}
-		if err := r.row(p, c, b, w); err != nil {
-			return err
-		}
-		if !r.o.Tombstones {
-			return nil
-		}
-		key = b.records[len(b.records)-1].key
-	}
-	where := placeByKey
-	if p.key == nil {
-		if r.o.Debezium == nil || r.o.Unwrapped {
-			return nil // a tombstone without a key would say nothing
-		}
-		where = placeAlone // and says nothing, but Debezium sends it
-	}
-	return r.add(b, record{topic: p.topic, key: key, value: nullSpan, headers: r.rowHeaders(c, b, moved), where: where}, p.topicName)
-}
-
-// truncate gives one record for every partition, so that each partition's order
-// holds it.
-func (r *Router) truncate(p *tablePlan, c *replication.Change, b *Batch) error {
-	key := nullSpan
-	if p.topic.Compacted {
-		at := len(b.arena)
-		b.arena = append(b.arena, "{}"...)
-		key = b.spanFrom(at)
-	}
-	at := len(b.arena)
-	b.arena = r.shape.appendTruncate(b.arena, p, c)
-	value := b.spanFrom(at)
-	headers := r.positionHeader(c, b)
-	return r.add(b, record{topic: p.topic, key: key, value: value, headers: headers, where: placeEvery}, p.topicName)
-}
-
-// needsIdentity refuses a key that updates and deletes do not carry.
-func (p *tablePlan) needsIdentity() error {
-	if !p.keyBeyondIdentity {
-		return nil
-	}
-	return &checkpoint.Refusal{
-		What:   fmt.Sprintf("source.keys names columns of %s that its replica identity does not hold, so that updates and deletes do not tell the old key", p.label),
-		Risk:   "rows whose key changes would stay in the topic for ever",
-		Remedy: fmt.Sprintf("ALTER TABLE %s REPLICA IDENTITY FULL; or name columns of its replica identity", p.label),
-	}
-}
-
-// keyChanged tells whether an update moves the row to another key.
-func (p *tablePlan) keyChanged(c *replication.Change) bool {
-	if len(c.Old) == 0 {
-		return false // PostgreSQL sends the old row when its identity changes
-	}
-	for _, i := range p.key {
-		o, n := &c.Old[i], &c.New[i]
-		if n.Kind == replication.ValueUnchanged {
-			continue
-		}
-		if o.Kind != n.Kind || string(o.Text) != string(n.Text) {
-			return true
-		}
-	}
-	return false
-}
-
 // outboxEvent turns an inserted outbox row into an event on its topic.
 func (r *Router) outboxEvent(p *tablePlan, c *replication.Change, b *Batch) error {
 	r.scratch.reset()
@@ -396,7 +279,7 @@ func (r *Router) appendOutbox(p *outboxPlan, row replication.Tuple, c *replicati
 	ev := &r.event
 	topic := r.topics.Lookup(ev.Topic)
 	if topic == nil {
-		if why, ok := r.rejected[ev.Topic]; ok {
+		if why, ok := r.rejection(ev.Topic); ok {
 			return &RouteError{Reason: ReasonRoute, Detail: why}
 		}
 		return &MissingTopicError{Topic: ev.Topic}
@@ -539,10 +422,12 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 		letterTable = "" // the letter has the message itself
 	}
 	start := len(b.arena)
-	b.arena = appendDeadLetter(b.arena, &deadLetter{
+	var whole bool
+	b.arena, whole = appendDeadLetter(b.arena, &deadLetter{
 		Reason: fault.Reason, Error: fault.Detail, Table: letterTable,
 		Position: position, Change: c, Columns: r.columnsOf(c), Text: c.Relation == nil && r.outboxOf(c) != nil,
 	}, limit)
+	b.lastCut = !whole
 	rec.value = b.spanFrom(start)
 	if err := r.add(b, rec, topic.Name); err != nil {
 		return fmt.Errorf("write a dead letter for %s: %w", table, err)
@@ -550,6 +435,9 @@ func (r *Router) deadLetter(c *replication.Change, b *Batch, fault *RouteError) 
 	// A name that cannot be a topic's is made of the row, and each would be a series of
 	// its own: such an event counts for its table.
 	b.tally(counted, outcomeDeadLettered)
+	if r.o.Aside != nil {
+		r.o.Aside(table, fault.Reason, string(position))
+	}
 	return nil
 }
 

@@ -213,20 +213,20 @@ func TestRejectedTopicOfAnEventMakesDeadLetters(t *testing.T) {
 	b := NewBatch(Limits{Bytes: 1 << 20, Records: 100})
 
 	c := insertOf(rel, "1", "a")
-	if err := r.Route(c, b); err == nil || r.RejectTopic(c, "shop.public.t", errors.New("why")) {
+	if err := r.Route(c, b); err == nil || r.RejectTopic(c, "shop.public.t", &TopicNameError{Name: "shop.public.t", Reason: "why"}) {
 		t.Errorf("a table's topic was rejected (%v)", err)
 	}
-	if m := messageOf("x"); r.RejectTopic(m, "shop.message", errors.New("why")) {
+	if m := messageOf("x"); r.RejectTopic(m, "shop.message", &TopicNameError{Name: "shop.message", Reason: "why"}) {
 		t.Error("a message's topic was rejected")
 	}
 	c = insertOf(events, "e1", "k", "orders", "p")
-	if err := r.Route(c, b); err == nil || !r.RejectTopic(c, "orders", errors.New("Kafka says no")) {
+	if err := r.Route(c, b); err == nil || !r.RejectTopic(c, "orders", &TopicNameError{Name: "orders", Reason: "Kafka says no"}) {
 		t.Fatalf("an event's topic was not rejected (%v)", err)
 	}
 	if err := r.Route(c, b); err != nil || b.Records() != 1 || !b.records[0].dead {
 		t.Fatalf("%v, %d records", err, b.Records())
 	}
-	if got := describeRecord(b, 0); !strings.Contains(got, `"error":"Kafka says no"`) || !strings.Contains(got, "source-topic: orders") {
+	if got := describeRecord(b, 0); !strings.Contains(got, `"error":"topic name \"orders\": Kafka says no; correct the row's column`) || !strings.Contains(got, "source-topic: orders") {
 		t.Error(got)
 	}
 	if c := readOf(c); r.Route(c, b) != nil || !b.records[1].dead {
@@ -234,13 +234,49 @@ func TestRejectedTopicOfAnEventMakesDeadLetters(t *testing.T) {
 	}
 	topics.absent["archive"] = true
 	c = readOf(insertOf(events, "e3", "k", "archive", "p"))
-	if err := r.Route(c, b); err == nil || !r.RejectTopic(c, "archive", errors.New("Kafka says no")) || r.Route(c, b) != nil || !b.records[2].dead {
+	if err := r.Route(c, b); err == nil || !r.RejectTopic(c, "archive", &TopicNameError{Name: "archive", Reason: "Kafka says no"}) || r.Route(c, b) != nil || !b.records[2].dead {
 		t.Errorf("the topic of an event of the backlog was not rejected (%v)", err)
 	}
+	// One that is not there is asked for again after a while; another error is no reason.
+	topics.absent["later"] = true
+	c = insertOf(events, "e4", "k", "later", "p")
+	absent := onlyMissing(t, "later")
+	if err := r.Route(c, b); err == nil || r.RejectTopic(c, "later", errors.New("the broker is away")) || !r.RejectTopic(c, "later", absent) || r.Route(c, b) != nil || !b.records[3].dead {
+		t.Errorf("an event's topic that is absent was not rejected (%v)", err)
+	}
+	if got := describeRecord(b, 3); !strings.Contains(got, "kafka-topics.sh --bootstrap-server HOST:PORT --create --topic later") {
+		t.Error(got)
+	}
+	no := r.rejected["later"]
+	no.until = time.Now().Add(-time.Second)
+	r.rejected["later"] = no
+	var missing *MissingTopicError
+	if err := r.Route(c, b); !errors.As(err, &missing) {
+		t.Errorf("a topic that was absent a while ago: %v", err)
+	}
+	b.Reset()
 	// Others of the table are not concerned.
-	if err := r.Route(insertOf(events, "e2", "k", "other", "p"), b); err != nil || b.records[3].dead {
+	if err := r.Route(insertOf(events, "e2", "k", "other", "p"), b); err != nil || b.records[0].dead {
 		t.Error(err)
 	}
+	// The configuration's own topic is for the configuration to change.
+	outbox.Topic = "orders"
+	o.Outbox = []OutboxOptions{outbox}
+	r = mustRouter(t, o, topics)
+	c = insertOf(events, "e5", "k", "orders", "p")
+	if err := r.Route(c, b); err == nil || r.RejectTopic(c, "orders", onlyMissing(t, "orders")) {
+		t.Errorf("a topic that the configuration names was rejected (%v)", err)
+	}
+}
+
+// onlyMissing is the refusal of a topic that is not there.
+func onlyMissing(t *testing.T, topic string) error {
+	t.Helper()
+	err := missingTopics([]string{topic}, TopicSpec{})
+	if !checkpoint.IsRefusal(err) {
+		t.Fatalf("%v is no refusal", err)
+	}
+	return fmt.Errorf("look: %w", err)
 }
 
 func TestUnknownOperationIsAnError(t *testing.T) {

@@ -24,10 +24,11 @@ func (r *Router) RowForm(rel *replication.Relation) (*RowForm, error) {
 	return &RowForm{p: p}, nil
 }
 
-// Topic is the topic of the table's records; of an outbox each event has its own.
+// Topic is the topic of the table's records; of an outbox that of all its events, and
+// empty where each has its own.
 func (f *RowForm) Topic() string {
-	if f.p.outbox != nil {
-		return ""
+	if p := f.p.outbox; p != nil {
+		return p.fixedTopic()
 	}
 	return f.p.topicName
 }

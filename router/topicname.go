@@ -58,6 +58,31 @@ func internalTopic(s string) bool {
 	return false
 }
 
+// validTopic is ValidTopicName, and keeps events out of the checkpoint topic: one with
+// the key "state" or "position" would be read as the connector's own.
+func (r *Router) validTopic(name string) error {
+	if name != "" && name == r.o.CheckpointTopic {
+		return &TopicNameError{Name: name, Reason: "it is the checkpoint topic, which holds this connector's position"}
+	}
+	if strings.HasPrefix(name, checkpointTopics) {
+		return &TopicNameError{Name: name, Reason: "a name that begins with " + checkpointTopics + " is that of a connector's checkpoint topic"}
+	}
+	return ValidTopicName(name)
+}
+
+// checkpointTopics is what the names of all connectors' checkpoint topics begin with,
+// unless they are configured: none of them is for anybody's records.
+const checkpointTopics = "_walrelay."
+
+// validEventTopic judges the topic of an event, which a row may name. Between the dead
+// letters an event would pass for one.
+func (r *Router) validEventTopic(name string) error {
+	if name != "" && name == r.o.DeadLetterTopic {
+		return &TopicNameError{Name: name, Reason: "it is the topic of the dead letters, and of nothing else"}
+	}
+	return r.validTopic(name)
+}
+
 // SanitizeTopic replaces each character that Kafka does not take by an underscore.
 // It is for table topics only: an outbox topic is never rewritten. Two tables can
 // meet in one name by it, which the caller must refuse.

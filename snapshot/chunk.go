@@ -44,7 +44,8 @@ type OrderKind uint8
 
 // The kinds of orders.
 const (
-	// OrderPlan looks at the table: Chunk.Shape, and Chunk.Splits where Pieces > 1.
+	// OrderPlan looks at the table: Chunk.Shape, Chunk.Splits where Pieces > 1, and
+	// Chunk.End where asked for.
 	OrderPlan OrderKind = iota + 1
 	// OrderRange reads rows in the order of Key, behind After, up to To, until Rows or
 	// Bytes are reached.
@@ -71,7 +72,8 @@ type Order struct {
 	After  []string // nil: from the beginning
 	To     []string // nil: to the end
 	Keys   [][]string
-	Pieces int // for OrderPlan: how many ranges are wanted
+	Pieces int  // for OrderPlan: how many ranges are wanted
+	End    bool // for OrderPlan: asks for the greatest key
 
 	Rows  int
 	Bytes int64
@@ -115,6 +117,8 @@ type Chunk struct {
 	// Splits are the keys that part the table into Order.Pieces ranges of about equal
 	// size, for OrderPlan; fewer where the table is small.
 	Splits [][]string
+	// End is the greatest key, where asked for; nil for no rows.
+	End []string
 
 	Rows  Rows
 	Xmins []checkpoint.XID // by row, where asked for

@@ -28,6 +28,9 @@ type Options struct {
 	// MaxAgain is how many keys of a table may wait to be read again; beyond it the whole
 	// table is. 0 is DefaultMaxAgain.
 	MaxAgain int
+	// MaxInserted bounds the rows of an outbox table that are remembered of the stream; 0 is
+	// DefaultMaxInserted.
+	MaxInserted int
 	// Flushed makes every chunk wait until what it has seen is on the primary's disk: where
 	// the stream comes from a standby, a crash of the primary takes commits that a chunk
 	// saw, and does not end the stream.
@@ -115,6 +118,7 @@ type Merger struct {
 	unseen  []passedAt // transactions that touched a table here and that latest does not see
 	crowd   passedAt   // more of them than can be told apart: the largest xid, and before the first
 
+	failed   error     // why the merger cannot go on
 	clock    time.Time // as last handed in
 	pause    *pause
 	rest     time.Time // before it the stream does not stand still again
@@ -156,6 +160,9 @@ func NewMerger(o Options, since checkpoint.LSN) *Merger {
 	}
 	if o.MaxAgain == 0 {
 		o.MaxAgain = DefaultMaxAgain
+	}
+	if o.MaxInserted == 0 {
+		o.MaxInserted = DefaultMaxInserted
 	}
 	return &Merger{o: o, tables: map[uint32]*table{}, none: map[uint32]bool{}, outstanding: map[uint64]*Order{}, reached: since}
 }
@@ -252,6 +259,9 @@ func (m *Merger) Known(oid uint32) (checkpoint.TableProgress, bool) {
 	}
 	return t.progress(), true
 }
+
+// Err tells why the merger cannot go on after a Change; nil where it can.
+func (m *Merger) Err() error { return m.failed }
 
 // Begin opens a source transaction; before is the LSN up to which the stream has sent
 // everything.
@@ -405,7 +415,7 @@ func (m *Merger) Arrived(c *Chunk, now time.Time) error {
 		m.opened(c.Snapshot, c.LSN)
 		defer m.Saw(c.Snapshot)
 	}
-	if o.Kind != OrderPlan && !m.covered && !c.Snapshot.Covers(m.o.SlotSnapshot) {
+	if (o.Kind != OrderPlan || o.End) && !m.covered && !c.Snapshot.Covers(m.o.SlotSnapshot) {
 		// A transaction that committed before the slot's beginning is not in the stream, and
 		// is not visible yet: its standby keeps it waiting.
 		t.blind(c, now)

@@ -81,3 +81,45 @@ func TestMergerStrikesWhatPassed(t *testing.T) {
 		t.Fatalf("progress %+v", p)
 	}
 }
+
+// A change passes by the former key, and the plan has another one: rows of a chunk that
+// does not see the change cannot be told apart by it, and none of them goes out.
+func TestRowsBehindAnotherKeyWaitForWhatPassed(t *testing.T) {
+	rel := &replication.Relation{OID: 1, Schema: "s", Name: "t", Identity: replication.IdentityDefault,
+		Columns: []replication.Column{{Name: "id", TypeOID: 23, Identity: true}, {Name: "v", TypeOID: 25}}}
+	shape := Shape{Relation: rel, Key: []int{1}, Estimate: 1}
+	text := func(s string) replication.Value {
+		return replication.Value{Kind: replication.ValueText, Text: []byte(s)}
+	}
+	now := time.Unix(1000, 0)
+	m := NewMerger(Options{ChunkRows: 2, ChunkBytes: 1 << 20, Readers: 1}, 100)
+	m.Add(Table{OID: 1, Schema: "s", Name: "t", Key: []string{"id"}, Estimate: 1}, checkpoint.TableProgress{State: checkpoint.TablePending})
+	m.Begin(10, 100)
+	m.Change(&replication.Change{Op: replication.OpUpdate, Relation: rel, New: replication.Tuple{text("1"), text("new")}})
+	m.Reached(200)
+	if err := m.Arrived(&Chunk{Order: m.Order(now), Shape: shape}, now); err != nil {
+		t.Fatal(err)
+	}
+	read := func(s MVCC, v string) {
+		t.Helper()
+		o := m.Order(now)
+		if o == nil || o.Kind != OrderRange {
+			t.Fatalf("order %+v, want a range", o)
+		}
+		chunk := &Chunk{Order: o, Shape: shape, Snapshot: s, LSN: 150, Last: true}
+		chunk.Rows.Reset(2)
+		chunk.Rows.Add([][]byte{[]byte("1"), []byte(v)})
+		if err := m.Arrived(chunk, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read(MVCC{Xmin: 10, Xmax: 10}, "old")
+	if row, ok := m.Next(); ok {
+		t.Fatalf("row %+v went out, which the stream has superseded", row)
+	}
+	now = now.Add(time.Second)
+	read(MVCC{Xmin: 11, Xmax: 11}, "new")
+	if row, ok := m.Next(); !ok || string(row.Tuple[1].Text) != "new" {
+		t.Fatalf("row %+v, want the one that the stream has passed", row)
+	}
+}

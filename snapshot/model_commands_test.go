@@ -95,6 +95,7 @@ func (s *sim) setUp(word string, args []string) (bool, error) {
 		}
 		s.add(t, p)
 		s.m.Note(t.oid)
+		s.asked[t]++
 	default:
 		return false, nil
 	}
@@ -384,7 +385,11 @@ func (s *sim) drain() error {
 				round, s.m.Active(), held, hold, s.sent, len(s.w.wal), len(s.held), len(s.lent))
 		}
 	}
-	if err := s.oracle.final(s.first); err != nil {
+	asked := s.asked
+	if s.options.MaxAgain > 0 {
+		asked = nil
+	}
+	if err := s.oracle.final(s.first, asked); err != nil {
 		return fmt.Errorf("at the end: %w", err)
 	}
 	return nil

@@ -60,6 +60,9 @@ type topic struct {
 	events  map[string]string   // of an outbox: the op by which each row went out
 	streams []int               // the writes that came by the stream, in order
 	reads   int
+	// readsOf counts the reads of each key, lacking the records of the stream that went out
+	// without a column.
+	readsOf, lacking map[string]int
 	// torn tells that a restart found a keyless table's rows out in part: until the
 	// truncate, changes of rows that are not there may pass.
 	torn bool
@@ -69,7 +72,8 @@ func newOracle(w *world) *oracle { return &oracle{world: w, topic: map[*modelTab
 
 func (o *oracle) of(t *modelTable) *topic {
 	if o.topic[t] == nil {
-		o.topic[t] = &topic{rows: map[string][]string{}, bag: map[string]int{}, last: map[string]int{}, events: map[string]string{}}
+		o.topic[t] = &topic{rows: map[string][]string{}, bag: map[string]int{}, last: map[string]int{}, events: map[string]string{},
+			readsOf: map[string]int{}, lacking: map[string]int{}}
 	}
 	return o.topic[t]
 }
@@ -79,8 +83,12 @@ func (o *oracle) add(r record) error {
 	p := o.of(r.table)
 	if r.op == replication.OpRead {
 		p.reads++
+		p.readsOf[r.key]++
 	} else if !r.snapshot {
 		p.streams = append(p.streams, r.stamp)
+		if r.before == nil && slices.Contains(r.values, absent) {
+			p.lacking[r.key]++
+		}
 	}
 	switch {
 	case r.table.outbox:
@@ -200,14 +208,24 @@ func (p *topic) addKeyless(r record) error {
 }
 
 // final compares what a consumer has with the tables, when everything is out. since is
-// the number of the transaction in the WAL with which the stream began.
-func (o *oracle) final(since int) error {
+// the number of the transaction in the WAL with which the stream began; asked tells how
+// often each table was to be read again, and is nil where whole tables may be besides.
+func (o *oracle) final(since int, asked map[*modelTable]int) error {
 	for _, t := range o.world.tables {
 		if !t.published {
 			continue
 		}
 		if err := o.finalTable(t, since); err != nil {
 			return fmt.Errorf("table %s: %w", t.name, err)
+		}
+		if asked == nil || t.outbox || t.whole {
+			continue
+		}
+		p := o.of(t)
+		for key, n := range p.readsOf {
+			if may := 1 + asked[t] + p.lacking[key]; n > may {
+				return fmt.Errorf("table %s: key %s is read %d times, and %d at most are needed", t.name, key, n, may)
+			}
 		}
 	}
 	return nil

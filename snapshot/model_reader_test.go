@@ -44,6 +44,9 @@ func (w *world) read(r *modelRead, now time.Time) bool {
 	rows := w.visible(t)
 	switch o.Kind {
 	case snapshot.OrderPlan:
+		if o.End && len(rows) > 0 {
+			first.End = strings.Split(rows[len(rows)-1].key, "/")
+		}
 		for i := 1; i < o.Pieces; i++ {
 			if at := i * len(rows) / o.Pieces; at > 0 {
 				if key := strings.Split(rows[at-1].key, "/"); !slices.ContainsFunc(first.Splits, func(k []string) bool { return slices.Equal(k, key) }) {
@@ -175,6 +178,9 @@ func describeChunk(c *snapshot.Chunk) string {
 	}
 	if len(c.Splits) > 0 {
 		s += fmt.Sprintf(" splits=%v", c.Splits)
+	}
+	if c.End != nil {
+		s += fmt.Sprintf(" end=%v", c.End)
 	}
 	for i := range c.Rows.Len() {
 		var row []string

@@ -80,6 +80,7 @@ type sim struct {
 	started bool
 	used    map[string]bool                     // ids of events
 	first   int                                 // the stream's first transaction ever, in the WAL
+	asked   map[*modelTable]int                 // how often a table was to be read again
 	wanted  map[uint32]checkpoint.TableProgress // what a start adds where the checkpoint knows nothing
 	waiting map[snapshot.Wait]checkpoint.XID    // to be released
 	told    map[uint32]checkpoint.TableProgress // the progress that the Merger told of so far
@@ -97,7 +98,7 @@ type sim struct {
 
 func newSim(create mergerMaker) *sim {
 	s := &sim{make: create, options: snapshot.Options{ChunkRows: 2, ChunkBytes: 1 << 20, Readers: 1}, w: newWorld(),
-		txns: map[string]*modelTxn{}, used: map[string]bool{}, lent: map[*snapshot.Chunk]bool{}, wanted: map[uint32]checkpoint.TableProgress{},
+		txns: map[string]*modelTxn{}, used: map[string]bool{}, lent: map[*snapshot.Chunk]bool{}, asked: map[*modelTable]int{}, wanted: map[uint32]checkpoint.TableProgress{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	s.oracle = newOracle(s.w)
 	s.durable.progress = map[uint32]checkpoint.TableProgress{}

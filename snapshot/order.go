@@ -61,7 +61,7 @@ func (t *table) planOrder(now time.Time) *Order {
 	if len(t.orders) > 0 {
 		return nil
 	}
-	o := &Order{Kind: OrderPlan, Pieces: 1}
+	o := &Order{Kind: OrderPlan, Pieces: 1, End: t.def.Outbox}
 	if t.def.Estimate >= int64(splitFrom*t.m.o.ChunkRows) && !t.def.Outbox {
 		o.Pieces = t.m.o.Readers
 	}
@@ -80,17 +80,40 @@ func (t *table) planned(c *Chunk) {
 		t.becomeWhole()
 		return
 	}
+	former := t.identity()
 	t.key, t.shape = c.Shape.names(), c.Shape.Relation
+	if !slices.Equal(former, t.identity()) {
+		for _, p := range t.passed { // by the former key
+			t.wholly(p)
+		}
+	}
 	t.ranges = nil
 	var after []string
 	for _, k := range c.Splits {
 		t.ranges = append(t.ranges, &span{Range: checkpoint.Range{After: after, To: k}, readAfter: after})
 		after = k
 	}
-	t.ranges = append(t.ranges, &span{Range: checkpoint.Range{After: after}, readAfter: after})
+	if !c.Order.End || c.End != nil {
+		t.ranges = append(t.ranges, &span{Range: checkpoint.Range{After: after, To: c.End}, readAfter: after})
+	}
 	if !t.truncateDue {
 		t.state = checkpoint.TableReading
 		t.touch()
+		t.moved(c.Snapshot)
+		t.phaseOut()
+	}
+}
+
+// moved notes the keys to be read again of what passed before the table's first chunk: of
+// those changes alone that a chunk may not see. No chunk is older than the plan's snapshot.
+func (t *table) moved(plan MVCC) {
+	columns := len(t.identity())
+	for x, p := range t.passed {
+		for i := range p.changes {
+			if e := &p.changes[i]; e.moved && !plan.Sees(x) {
+				t.readAgain(splitKey(e.key, columns))
+			}
+		}
 	}
 }
 
@@ -164,9 +187,7 @@ func (t *table) arrived(c *Chunk, now time.Time) {
 			}
 		}
 	}
-	for k := range t.everInserted {
-		ch.strike(k)
-	}
+	t.inserted.strike(ch)
 	if o.Kind == OrderKeys {
 		if !t.againArrived(ch, unresolved, now) {
 			t.m.recycle(c)
@@ -393,7 +414,11 @@ func (t *table) chunkOut(i int) {
 
 // phaseOut goes on to what may be the stream's, of an outbox table.
 func (t *table) phaseOut() {
-	if len(t.ranges) == 0 && t.inBacklog() {
+	if len(t.ranges) > 0 {
+		return
+	}
+	t.inserted = inserted{} // what is read by its key is read while the stream stands still
+	if t.inBacklog() {
 		t.besideNow()
 	}
 }
@@ -408,5 +433,5 @@ func (t *table) finish() {
 	t.state = checkpoint.TableDone
 	t.touch()
 	t.key, t.ranges, t.again = nil, nil, nil
-	t.passed, t.everInserted, t.request = nil, nil, nil
+	t.passed, t.inserted, t.request = nil, inserted{}, nil
 }

@@ -155,6 +155,16 @@ func (d *description) rangeSQL(o *Order, limit int) string {
 	return d.selectSQL(o, strings.Join(conditions, " AND "), tail)
 }
 
+// endSQL gives the greatest key. A row that does not meet the table's conditions now may
+// meet them when it is read.
+func (d *description) endSQL() string {
+	names, order := make([]string, len(d.keys)), make([]string, len(d.keys))
+	for i, k := range d.keys {
+		names[i], order[i] = quote(k.Name), k.expr()+" DESC"
+	}
+	return "SELECT " + strings.Join(names, ", ") + " FROM " + d.table.place().from() + " ORDER BY " + strings.Join(order, ", ") + " LIMIT 1"
+}
+
 // splitsSQL parts the table by a sample of its pages: it gives up to pieces-1 keys in
 // their order, none where the sample is too small to say anything.
 func (d *description) splitsSQL(o *Order, percent float64) string {

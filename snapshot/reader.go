@@ -419,49 +419,6 @@ func (w *reader) stopped(o *Order, err error) error {
 	return nil
 }
 
-// plan answers an OrderPlan.
-func (w *reader) plan(o *Order, d *description) error {
-	c := d.chunk(o)
-	if o.Pieces > 1 && !d.shape.Whole && len(d.keys) > 0 {
-		var err error
-		if c.Splits, err = w.splits(o, d); err != nil {
-			return w.classify(err, o, d.table.place(), true)
-		}
-	}
-	if err := w.commit(); err != nil {
-		return err
-	}
-	w.send(c)
-	return nil
-}
-
-// splits samples pages of a large table.
-func (w *reader) splits(o *Order, d *description) ([][]string, error) {
-	oid := strconv.FormatUint(uint64(o.Table.OID), 10)
-	results, err := w.simple(`SELECT coalesce(sum(pg_catalog.pg_relation_size(t.oid)), 0)::int8::text FROM (SELECT ` + oid +
-		`::oid UNION SELECT relid::oid FROM pg_catalog.pg_partition_tree(` + oid + `) WHERE isleaf) AS t(oid)`)
-	if err != nil {
-		return nil, err
-	}
-	size, err := strconv.ParseFloat(string(results[0].Rows[0][0]), 64)
-	if err != nil || size < float64(o.Pieces)*minSplit {
-		return nil, nil
-	}
-	percent := min(percentAll, percentAll*samplePages*float64(o.Pieces)/(size/pageSize))
-	if results, err = w.simple(d.splitsSQL(o, percent)); err != nil {
-		return nil, err
-	}
-	var splits [][]string
-	for _, row := range results[0].Rows {
-		key := make([]string, len(row))
-		for i, value := range row {
-			key[i] = string(value)
-		}
-		splits = append(splits, key)
-	}
-	return splits, nil
-}
-
 // flushed waits until the WAL up to lsn is on disk. No transaction is open meanwhile,
 // but for an OrderWhole's. A connection that is lost means that the server may have
 // crashed, and undone what was read.

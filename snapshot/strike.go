@@ -51,10 +51,12 @@ func (c *chunk) struck(i int) bool {
 
 // strike strikes out the row of a joined key, if it is there.
 func (c *chunk) strike(key string) {
-	i := c.lookup(key)
-	if i < 0 {
-		return
+	if i := c.lookup(key); i >= 0 {
+		c.strikeRow(i)
 	}
+}
+
+func (c *chunk) strikeRow(i int) {
 	if c.bits == nil {
 		c.bits = make([]uint64, (c.Rows.Len()+63)/64)
 	}

@@ -59,8 +59,7 @@ type table struct {
 	// they make place for crowd: a chunk has to see every xid up to it.
 	remembered int
 	crowd      checkpoint.XID
-	// everInserted holds the keys of an outbox table's inserts that passed.
-	everInserted map[string]struct{}
+	inserted   inserted // of an outbox table
 
 	truncateDue bool // a truncate goes out before the first row
 	emitBefore  bool // changes before the truncate go out: the consumer has the table
@@ -90,6 +89,9 @@ type passed struct {
 type passedChange struct {
 	old, key   string // empty old: the same as key; empty key: deleted
 	incomplete bool   // went out without a column
+	// moved tells that it was incomplete and came from another key before the table's first
+	// chunk was ordered: the key's row may be in no chunk that the change supersedes.
+	moved bool
 }
 
 // span is a range of keys, read by one chunk after the other.
@@ -257,6 +259,13 @@ func (t *table) change(c *replication.Change) {
 			t.again = nil
 			t.touch()
 		}
+		if t.state != checkpoint.TableReading {
+			for _, p := range t.passed {
+				for i := range p.changes {
+					p.changes[i].moved = false
+				}
+			}
+		}
 		if p := t.remember(); p != nil {
 			p.truncated = true
 		}
@@ -284,17 +293,16 @@ func (t *table) change(c *replication.Change) {
 		}
 	}
 	if t.def.Outbox && c.Op == replication.OpCreate {
-		if t.everInserted == nil {
-			t.everInserted = map[string]struct{}{}
-		}
-		t.everInserted[newKey] = struct{}{}
+		t.noteInserted(c, newKey)
 		t.streamed(newKey)
 		for _, ch := range t.chunks {
 			ch.strike(newKey)
 		}
 	}
 	lacking := incomplete(c)
-	if lacking && (c.Op == replication.OpCreate || newKey != oldKey) && !(t.resumed && t.m.delivered(c)) {
+	moved := lacking && (c.Op == replication.OpCreate || newKey != oldKey)
+	reading := t.state == checkpoint.TableReading
+	if moved && reading && !(t.resumed && t.m.delivered(c)) {
 		// One that was delivered is in the progress that went with it, or has been read again.
 		t.readAgain(splitKey(newKey, len(index)))
 	}
@@ -311,13 +319,26 @@ func (t *table) change(c *replication.Change) {
 		t.wholly(p)
 		return
 	}
-	e := passedChange{key: newKey, incomplete: lacking}
+	e := passedChange{key: newKey, incomplete: lacking, moved: moved && !reading}
 	if oldKey != newKey {
 		e.old = oldKey
 	}
 	p.changes = append(p.changes, e)
 	t.remembered++
 	t.crowded()
+}
+
+// noteInserted remembers a row of an outbox table that the stream brings, for as long as
+// ranges are to be read.
+func (t *table) noteInserted(c *replication.Change, key string) {
+	if t.key == nil {
+		t.inserted.note(c, key, nil, nil)
+	} else if n := len(t.ranges); n > 0 {
+		t.inserted.note(c, key, t.key, t.ranges[n-1].To)
+	}
+	if len(t.inserted.keys) > t.m.o.MaxInserted && t.m.failed == nil {
+		t.m.failed = t.overfull()
+	}
 }
 
 // unreadable takes a change whose columns the chunks' key cannot be found in, after DDL.

@@ -50,8 +50,13 @@ func (s *Store) load(ctx context.Context) (c checkpoint.Checkpoint, found bool, 
 
 // Peek gives a checkpoint without fencing: the newest one below transactions that are
 // open, which may be another instance's, at work. Only what never changes may be relied
-// on, the source and the horizons; the position may be old the moment it is read.
+// on, the source and the horizons; the position may be old the moment it is read. Where the
+// topic is missing there is none, which is told at once.
 func (s *Store) Peek(ctx context.Context) (c checkpoint.Checkpoint, found bool, err error) {
+	t, err := s.topic(ctx)
+	if err != nil || t.ErrorCode == kerr.UnknownTopicOrPartition.Code {
+		return c, false, err
+	}
 	var sp span
 	if sp.start, err = s.offset(ctx, earliest, readUncommitted); err != nil {
 		return c, false, err
@@ -60,6 +65,16 @@ func (s *Store) Peek(ctx context.Context) (c checkpoint.Checkpoint, found bool, 
 		return c, false, err
 	}
 	return s.newest(ctx, sp)
+}
+
+// Look is Peek for whoever may come before the connector's first start: found is false,
+// at once, where the topic does not exist either.
+func (s *Store) Look(ctx context.Context) (c checkpoint.Checkpoint, found bool, err error) {
+	t, err := s.topic(ctx)
+	if err != nil || t.ErrorCode == kerr.UnknownTopicOrPartition.Code {
+		return c, false, err
+	}
+	return s.Peek(ctx)
 }
 
 // newest gives the newest committed checkpoint in a span of the log that is stable.
@@ -136,8 +151,8 @@ func (s *Store) lastBefore(ctx context.Context, start, end int64, key string) (*
 // and those are virgin too. But aborted records are also all that is left when
 // committed ones were compacted away or deleted, and that must not pass: so the
 // log must begin at 0, every offset must still be there, none of it visible and
-// every marker an abort. Requests are visible: those may be written before the first
-// run, outside transactions, and say nothing of the connector.
+// every marker an abort. Requests are visible, and the slot's birth: those are written
+// outside transactions, and say nothing of a delivery.
 func (s *Store) Virgin(ctx context.Context) (virgin bool, reason string, err error) {
 	sp, err := s.stableSpan(ctx)
 	if err != nil {
@@ -147,7 +162,7 @@ func (s *Store) Virgin(ctx context.Context) (virgin bool, reason string, err err
 		return false, fmt.Sprintf("checkpoint topic %s begins at offset %d: older records were deleted", s.o.Topic, sp.start), nil
 	}
 	err = s.scan(ctx, 0, sp.end, readCommitted, false, func(r *kgo.Record) (bool, error) {
-		if _, ok := checkpoint.RequestID(r.Key); ok && !r.Attrs.IsTransactional() {
+		if _, ok := checkpoint.RequestID(r.Key); (ok || string(r.Key) == checkpoint.KeySlot) && !r.Attrs.IsTransactional() {
 			return true, nil
 		}
 		reason = fmt.Sprintf("checkpoint topic %s holds a committed record at offset %d", s.o.Topic, r.Offset)

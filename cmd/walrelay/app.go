@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -75,6 +76,16 @@ func (a *app) loadConfig() (config.Config, error) {
 		c.Log.Format = a.logFormat.value
 	}
 	return c, nil
+}
+
+// loadWALConfig is loadConfig for a command that has no meaning with source.mode polling;
+// instead says why, and what to do.
+func (a *app) loadWALConfig(instead string) (config.Config, error) {
+	c, err := a.loadConfig()
+	if err == nil && c.Source.Mode == config.ModePolling {
+		err = &exitError{exitUsage, errors.New("source.mode is polling, " + instead)}
+	}
+	return c, err
 }
 
 // watchStart makes every command of the tree note that it began to run.
@@ -154,4 +165,15 @@ func (c *choice) Set(s string) error {
 		}
 	}
 	return fmt.Errorf("must be one of %s", strings.Join(c.choices, ", "))
+}
+
+// printJSON prints an answer for programs.
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		return fmt.Errorf("print the answer: %w", err)
+	}
+	return nil
 }

@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +14,9 @@ import (
 	"github.com/walrelay/walrelay/internal/replay"
 	"github.com/walrelay/walrelay/router"
 )
+
+// noCheckpoint says why polling has none.
+const noCheckpoint = "which stores no position: what is published is what is marked in the outbox table"
 
 // newCheckpointCommand is checkpoint: the stored position, and how to move it.
 func newCheckpointCommand(a *app) *cobra.Command {
@@ -70,7 +71,7 @@ type shownCheckpoint struct {
 }
 
 func (a *app) checkpointShow(ctx context.Context) error {
-	c, err := a.loadConfig()
+	c, err := a.loadWALConfig(noCheckpoint)
 	if err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (a *app) checkpointShow(ctx context.Context) error {
 		return err
 	}
 	defer client.Close()
-	cp, found, err := ckafka.NewStore(client, o.Live).Peek(ctx)
+	cp, found, err := ckafka.NewStore(client, o.Live).Look(ctx)
 	if err != nil {
 		return err
 	}
@@ -110,16 +111,6 @@ func (a *app) checkpointShow(ctx context.Context) error {
 	return printJSON(a.stdout, out)
 }
 
-func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(v); err != nil {
-		return fmt.Errorf("print the answer: %w", err)
-	}
-	return nil
-}
-
 // setOptions turns the configuration into the options by which the connector is moved: its
 // own transactional id, and its own checkpoint topic.
 func (a *app) setOptions(c config.Config) (replay.SetOptions, error) {
@@ -133,7 +124,7 @@ func (a *app) checkpointSet(ctx context.Context, f setFlags) error {
 	if err != nil {
 		return err
 	}
-	c, err := a.loadConfig()
+	c, err := a.loadWALConfig(noCheckpoint)
 	if err != nil {
 		return err
 	}

@@ -85,6 +85,7 @@ func newRootCommand(a *app) *cobra.Command {
 	a.addLogFlags(root.PersistentFlags())
 	root.AddCommand(
 		newRunCommand(a),
+		newStatusCommand(a),
 		newSnapshotCommand(a),
 		newOutboxCommand(a),
 		newVerifyCommand(a),

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -114,12 +113,7 @@ func parseAge(s string) (time.Duration, error) {
 
 func (a *app) printCleaned(form string, list []outbox.Cleaned) error {
 	if form == "json" {
-		enc := json.NewEncoder(a.stdout)
-		enc.SetEscapeHTML(false)
-		if err := enc.Encode(list); err != nil {
-			return fmt.Errorf("print the answer: %w", err)
-		}
-		return nil
+		return printJSON(a.stdout, list)
 	}
 	var b strings.Builder
 	for _, c := range list {

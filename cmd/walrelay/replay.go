@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -104,6 +103,14 @@ func (f replayFlags) parseRange() (r replay.Range, err error) {
 	if r.To > 0 && r.To < r.From || !r.ToTime.IsZero() && r.ToTime.Before(r.FromTime) {
 		return r, &exitError{exitUsage, errors.New("the range ends before it begins; exchange its two ends")}
 	}
+	for _, t := range f.tables {
+		if schema, name, ok := strings.Cut(t, "."); !ok || schema == "" || name == "" {
+			errs[0] = errors.Join(errs[0], fmt.Errorf("--table %q is not written schema.table, such as public.orders", t))
+		}
+	}
+	if errs[0] != nil {
+		return r, &exitError{exitUsage, errs[0]}
+	}
 	return r, nil
 }
 
@@ -112,7 +119,7 @@ func (a *app) replay(ctx context.Context, f replayFlags) error {
 	if err != nil {
 		return err
 	}
-	c, err := a.loadConfig()
+	c, err := a.loadWALConfig("which reads no WAL that could be delivered again: take the mark off the outbox rows that are to be published again")
 	if err != nil {
 		return err
 	}
@@ -129,9 +136,13 @@ func (a *app) replay(ctx context.Context, f replayFlags) error {
 		}
 	}
 	terminal := isTerminal(a.stderr)
+	said := time.Now()
 	o.Progress = func(p replay.Progress) {
 		if terminal {
 			_, _ = fmt.Fprintf(a.stderr, "\r%s", bar(p))
+		} else if now := time.Now(); now.Sub(said) >= progressInterval {
+			said = now
+			o.Logger.Info().Str("replay", o.ID).Stringer("lsn", p.At).Stringer("to", p.To).Int("percent", int(100*p.Part())).Int64("records", p.Records).Msg("replay goes on")
 		}
 	}
 	o.Logger.Info().Str("replay", o.ID).Str("prefix", o.Prefix).Bool("dry_run", o.DryRun).Msg("replay begins")
@@ -143,16 +154,23 @@ func (a *app) replay(ctx context.Context, f replayFlags) error {
 		return replayExit(err, o)
 	}
 	o.Logger.Info().Str("replay", o.ID).Int64("records", report.Records).Msg("replay ends")
-	return a.printReport(f.output.value, report)
+	if f.output.value == "json" {
+		return printJSON(a.stdout, report)
+	}
+	if _, err := fmt.Fprint(a.stdout, reportText(report)); err != nil {
+		return fmt.Errorf("print the answer: %w", err)
+	}
+	return nil
 }
+
+// progressInterval is between two log lines that tell how far a replay is, where no terminal
+// shows it.
+const progressInterval = 10 * time.Second
 
 // bar is a progress bar of one line.
 func bar(p replay.Progress) string {
-	part := 1.0
-	if p.To > p.From {
-		part = min(1, float64(p.At-p.From)/float64(p.To-p.From))
-	}
 	const width = 40
+	part := p.Part()
 	n := int(part * width)
 	return fmt.Sprintf("[%s%s] %3.0f%%  %d records, at %s", strings.Repeat("#", n), strings.Repeat(".", width-n), 100*part, p.Records, p.At)
 }
@@ -198,17 +216,11 @@ func (a *app) replayOptions(c config.Config, f replayFlags) (replay.Options, err
 		DSN: live.DSN, AppName: live.AppName + "_replay", ConnOptions: live.ConnOptions, Slot: live.Slot, Publication: c.Source.Publication,
 		Kafka: live.Kafka, Topics: live.Topics, Producer: live.Producer, Live: live.Checkpoint, Own: live.Checkpoint,
 		Router: live.Router, LivePrefix: c.Topics.Prefix, Prefix: f.prefix, InPlace: f.inPlace,
-		Limits: live.Limits, Buffer: live.Buffer, ID: id, Resume: f.resume != "", DryRun: f.dryRun, Logger: log,
+		Limits: live.Limits, Buffer: live.Buffer, ID: id, Resume: f.resume != "", Tables: f.tables, DryRun: f.dryRun, Logger: log,
 	}
 	o.Own.Topic += ".replay." + id
 	o.Producer.CheckpointTopic = o.Own.Topic
 	o.Producer.TransactionalID += "-replay-" + id
-	if len(f.tables) > 0 {
-		o.Tables = map[string]bool{}
-		for _, t := range f.tables {
-			o.Tables[t] = true
-		}
-	}
 	if f.inPlace {
 		o.Prefix = c.Topics.Prefix
 		return o, nil
@@ -236,20 +248,6 @@ func (a *app) replayOptions(c config.Config, f replayFlags) (replay.Options, err
 	o.Router.MessageTopic, o.Router.DeadLetterTopic = fixed(c.Topics.Message), fixed(c.DeadLetter.Topic)
 	o.Router.TopicPrefix = o.Prefix
 	return o, nil
-}
-
-func (a *app) printReport(form string, r replay.Report) (err error) {
-	if form == "json" {
-		enc := json.NewEncoder(a.stdout)
-		enc.SetEscapeHTML(false)
-		err = enc.Encode(r)
-	} else {
-		_, err = fmt.Fprint(a.stdout, reportText(r))
-	}
-	if err != nil {
-		return fmt.Errorf("print the answer: %w", err)
-	}
-	return nil
 }
 
 // reportText is the answer for people.

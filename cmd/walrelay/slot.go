@@ -25,9 +25,10 @@ func newSlotCommand(a *app) *cobra.Command {
 	a.addConfigFlag(show.Flags())
 	var yes bool
 	drop := &cobra.Command{
-		Use: "drop -c FILE [--yes]", Short: "Drop the slot and its anchor", Args: cobra.NoArgs,
-		Long: "Drops the connector's slot and its anchor. What is committed from then on, until a new\n" +
-			"slot is made, is not streamed. The publications stay. Refused beside a live instance.",
+		Use: "drop -c FILE [--yes]", Short: "Drop the slot, its anchor and the managed publications", Args: cobra.NoArgs,
+		Long: "Drops the connector's slot, its anchor, and the publications that it manages. What is\n" +
+			"committed from then on, until a new slot is made, is not streamed. Refused beside a\n" +
+			"live instance.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.slotDrop(cmd.Context(), yes) },
 	}
 	a.addConfigFlag(drop.Flags())
@@ -130,6 +131,19 @@ func (a *app) slotDrop(ctx context.Context, yes bool) error {
 			return err
 		}
 	}
+	// In a transaction, so that who may not drop the publications drops nothing.
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after the commit it does nothing
+	var dropped []string
+	if managed { // an existing publication is somebody else's
+		if err := replication.DropPublications(ctx, conn, c.Source.Publication); err != nil {
+			return fmt.Errorf("nothing was dropped: %w", err)
+		}
+		dropped = append(dropped, c.Source.Publication, c.Source.Publication+replication.InsertSuffix)
+	}
 	// The anchor first: one that is left alone would keep its WAL, and the next start from
 	// being a first one.
 	for _, name := range []string{replication.AnchorName(c.Source.Slot), c.Source.Slot} {
@@ -137,13 +151,10 @@ func (a *app) slotDrop(ctx context.Context, yes bool) error {
 			return err
 		}
 	}
-	dropped := []string{c.Source.Slot, replication.AnchorName(c.Source.Slot)}
-	if managed { // an existing publication is somebody else's
-		if err := replication.DropPublications(ctx, conn, c.Source.Publication); err != nil {
-			return err
-		}
-		dropped = append(dropped, c.Source.Publication, c.Source.Publication+replication.InsertSuffix)
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("the slots are dropped, the publications are not: %w", err)
 	}
+	dropped = append([]string{c.Source.Slot, replication.AnchorName(c.Source.Slot)}, dropped...)
 	_, err = fmt.Fprintf(a.stdout, "dropped %s\n", strings.Join(dropped, ", "))
 	return err
 }

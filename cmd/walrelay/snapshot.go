@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -57,7 +56,7 @@ func (a *app) snapshot(ctx context.Context, f snapshotFlags) error {
 	if err != nil {
 		return snapshotExit(err)
 	}
-	c, err := a.loadConfig()
+	c, err := a.loadWALConfig("which reads pending outbox rows and no others: take the mark off the rows that are to be published again")
 	if err != nil {
 		return err
 	}
@@ -86,9 +85,6 @@ func snapshotExit(err error) error {
 
 // requestOptions turns the configuration into a request's options.
 func requestOptions(c config.Config, a *app) (request.Options, error) {
-	if c.Source.Mode == config.ModePolling {
-		return request.Options{}, &exitError{exitUsage, errors.New("source.mode is polling, which reads pending outbox rows and no others: take the mark off the rows that are to be published again")}
-	}
 	log, err := newLogger(c, a.stderr)
 	if err != nil {
 		return request.Options{}, err
@@ -135,15 +131,11 @@ func newAnswer(c config.Config, r checkpoint.Request, offset int64) answer {
 	return out
 }
 
-func (a *app) printRequest(form string, out answer) (err error) {
+func (a *app) printRequest(form string, out answer) error {
 	if form == "json" {
-		enc := json.NewEncoder(a.stdout)
-		enc.SetEscapeHTML(false)
-		err = enc.Encode(out)
-	} else {
-		_, err = fmt.Fprint(a.stdout, out.text())
+		return printJSON(a.stdout, out)
 	}
-	if err != nil {
+	if _, err := fmt.Fprint(a.stdout, out.text()); err != nil {
 		return fmt.Errorf("print the answer: %w", err)
 	}
 	return nil

@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,6 +15,10 @@ import (
 	"github.com/walrelay/walrelay/internal/verify"
 	"github.com/walrelay/walrelay/replication"
 )
+
+// minMemory is what the collector leaves to verify in any case: the answers of Kafka that
+// are at hand take most of it.
+const minMemory = 48 << 20
 
 // verifyFlags are the flags of the command verify.
 type verifyFlags struct {
@@ -64,7 +68,7 @@ func (a *app) verify(ctx context.Context, f verifyFlags) error {
 	if err := errors.Join(err, f.validate()); err != nil {
 		return &exitError{exitUsage, err}
 	}
-	c, err := a.loadConfig()
+	c, err := a.loadWALConfig("which publishes at least once and stores no position, so that topics and tables cannot be held against each other exactly: what is published is what is marked in the outbox table")
 	if err != nil {
 		return err
 	}
@@ -73,6 +77,8 @@ func (a *app) verify(ctx context.Context, f verifyFlags) error {
 		return err
 	}
 	o.Tables, o.Sample, o.TempDir, o.Memory, o.Timeout = f.tables, f.sample, f.tempDir, int64(memory), f.timeout
+	// What is freed is collected before the process grows beyond what it was given.
+	debug.SetMemoryLimit(min(debug.SetMemoryLimit(-1), max(int64(memory), minMemory)))
 	report, err := verify.Run(ctx, o)
 	var usage *verify.UsageError
 	switch {
@@ -84,15 +90,13 @@ func (a *app) verify(ctx context.Context, f verifyFlags) error {
 		return err
 	}
 	if f.output.value == "json" {
-		enc := json.NewEncoder(a.stdout)
-		enc.SetEscapeHTML(false)
-		err = enc.Encode(report)
-	} else {
-		err = report.Write(a.stdout)
+		err = printJSON(a.stdout, report)
+	} else if err = report.Write(a.stdout); err != nil {
+		err = fmt.Errorf("print the report: %w", err)
 	}
 	switch {
 	case err != nil:
-		return fmt.Errorf("print the report: %w", err)
+		return err
 	case report.Differences > 0:
 		return &exitError{exitDifference, fmt.Errorf("%d differences between topics and tables", report.Differences)}
 	case report.Refused > 0:
@@ -115,9 +119,6 @@ func (f verifyFlags) validate() error {
 
 // verifyOptions turns the configuration into a comparison's options.
 func verifyOptions(c config.Config, a *app) (verify.Options, error) {
-	if c.Source.Mode == config.ModePolling {
-		return verify.Options{}, &exitError{exitUsage, errors.New("source.mode is polling, which publishes at least once and stores no position, so that topics and tables cannot be held against each other exactly: what is published is what is marked in the outbox table")}
-	}
 	log, err := newLogger(c, a.stderr)
 	if err != nil {
 		return verify.Options{}, err
@@ -131,7 +132,14 @@ func verifyOptions(c config.Config, a *app) (verify.Options, error) {
 	if o.Snapshot.PrimaryDSN != "" {
 		primary = replication.NewConnector(o.Snapshot.PrimaryDSN, o.AppName, o.ConnOptions...)
 	}
+	var messages []string
+	for _, outbox := range c.Outbox {
+		if outbox.Prefix != "" {
+			messages = append(messages, outbox.Prefix)
+		}
+	}
 	return verify.Options{
+		Messages:     messages,
 		Name:         c.Name,
 		Connect:      primary,
 		Source:       source,

@@ -49,6 +49,7 @@ func relayOptions(c config.Config, log zerolog.Logger, reg prometheus.Registerer
 	}
 	if c.DeadLetter.OnError != config.OnErrorStop {
 		ro.DeadLetterOn = c.DeadLetter.On
+		ro.Aside = newAsideLog(log).note
 	}
 	if c.Format.TOAST == config.TOASTMarker {
 		ro.ToastMarker = &c.Format.TOASTMarker
@@ -160,6 +161,7 @@ func pollingOptions(c config.Config, f runFlags, o relay.Options, log zerolog.Lo
 	p := polling.Options{
 		DSN:         o.DSN,
 		AppName:     o.AppName,
+		Slot:        o.Slot,
 		Interval:    c.Source.PollInterval.Std(),
 		StopTimeout: o.StopTimeout,
 		Kafka:       o.Kafka,

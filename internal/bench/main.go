@@ -10,7 +10,8 @@
 //
 // A snapshot, and verify, are compared with the server that writes the same table to
 // /dev/null by itself; and the stream's latency without a snapshot with that beside one. P compares an outbox
-// that is streamed with one that is polled.
+// that is streamed with one that is polled, M one whose delivered rows are marked or deleted with one that
+// is left as it is.
 //
 // It prints a table and leaves nothing behind. Numbers of different machines, or
 // of different runs, are not to be compared; the ratios are.
@@ -50,7 +51,7 @@ func main() {
 
 // options are the flags.
 type options struct {
-	rows   int           // of the workloads A, B and D; C has three times as many, S, V and L twice
+	rows   int           // of the workloads A, B, D and M; C has three times as many, S, V and L twice
 	runs   int           // measurements of each side
 	only   string        // letters of the workloads; empty: all
 	pause  time.Duration // of Kafka, in D
@@ -61,7 +62,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.IntVar(&o.rows, "rows", 1_000_000, "rows of the workloads A, B and D; C has three times as many, S, V and L twice")
+	flags.IntVar(&o.rows, "rows", 1_000_000, "rows of the workloads A, B, D and M; C has three times as many, S, V and L twice")
 	flags.IntVar(&o.runs, "runs", 3, "measurements of each side")
 	flags.StringVar(&o.only, "only", "", "workloads to run, for example AB; empty: all")
 	flags.DurationVar(&o.pause, "pause", 30*time.Second, "how long Kafka stands still in D")
@@ -98,6 +99,7 @@ type bench struct {
 	receiver string // pg_recvlogical
 	self     string // this program, as the embedded Kafka
 	progress io.Writer
+	notes    []string // lines for the end of the report
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
@@ -137,7 +139,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	return report(stdout, results, latencies)
+	return report(stdout, results, latencies, b.notes)
 }
 
 // build builds the walrelay under test as it is released.
@@ -164,6 +166,12 @@ func (b *bench) measureAll(ctx context.Context) (results []result, latencies []l
 			measure = b.measureSnapshot
 		case "V":
 			measure = b.measureVerify
+		case "R":
+			measure = func(ctx context.Context, w workload) (result, error) {
+				r, beside, err := b.measureReplay(ctx, w)
+				latencies = append(latencies, beside...)
+				return r, err
+			}
 		}
 		r, err := measure(ctx, w)
 		if err != nil {
@@ -172,9 +180,11 @@ func (b *bench) measureAll(ctx context.Context) (results []result, latencies []l
 		results = append(results, r)
 	}
 	if asked("L") {
-		if latencies, err = b.measureLatency(ctx, 2*b.rows); err != nil {
+		l, err := b.measureLatency(ctx, 2*b.rows)
+		if err != nil {
 			return nil, nil, fmt.Errorf("measure workload L: %w", err)
 		}
+		latencies = append(latencies, l...)
 	}
 	if asked("P") {
 		polled, err := b.measurePolling(ctx)
@@ -183,8 +193,15 @@ func (b *bench) measureAll(ctx context.Context) (results []result, latencies []l
 		}
 		latencies = append(latencies, polled...)
 	}
+	if asked("M") {
+		marked, err := b.measureMarks(ctx)
+		if err != nil {
+			return nil, nil, fmt.Errorf("measure workload M: %w", err)
+		}
+		results = append(results, marked...)
+	}
 	if len(results)+len(latencies) == 0 {
-		return nil, nil, fmt.Errorf("-only %s: no such workload; there are A, B, C, D, S, V, L and P", b.only)
+		return nil, nil, fmt.Errorf("-only %s: no such workload; there are A, B, C, D, R, S, V, L, P and M", b.only)
 	}
 	return results, latencies, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,11 +104,11 @@ func (b *bench) runRelay(ctx context.Context, slot string, w workload) (u usage,
 source: {dsn: %q, slot: %s, publication: bench, publication-mode: existing}
 snapshot: {mode: never}
 replay: {retain-wal: 0}
-outbox: [{table: public.outbox}]
+outbox: [{table: public.outbox, after: %s}]
 kafka: {brokers: [%q]}
 admin: {listen: ""}
 log: {level: warn}
-`, b.dsn, slot, kafka.addr)
+`, b.dsn, slot, cmp.Or(w.after, "keep"), kafka.addr)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return u, fmt.Errorf("write walrelay's configuration: %w", err)
 	}

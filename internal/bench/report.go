@@ -30,7 +30,7 @@ func (s spread) format(decimals int) string {
 
 // report prints a table, each cell min / median / max. Ratio is the floor's time
 // divided by walrelay's, pair by pair: 1 would be as fast as throwing it away.
-func report(out io.Writer, results []result, latencies []latency) error {
+func report(out io.Writer, results []result, latencies []latency, notes []string) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%d cores, %s; each cell min / median / max\n\n", runtime.NumCPU(), runtime.Version())
 	if len(results) > 0 {
@@ -58,6 +58,9 @@ func report(out io.Writer, results []result, latencies []latency) error {
 	}
 	if len(latencies) > 0 {
 		fmt.Fprintln(out)
+	}
+	for _, n := range notes {
+		fmt.Fprintf(out, "\n%s\n", n)
 	}
 	return nil
 }

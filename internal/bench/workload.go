@@ -46,6 +46,8 @@ type workload struct {
 	// pause, where not 0, makes Kafka stand still for so long in the middle; then
 	// only the peak of memory means anything, and there is no floor.
 	pause time.Duration
+	// after is what becomes of delivered rows; empty for nothing.
+	after string
 }
 
 func workloads(o options) []workload {
@@ -53,6 +55,7 @@ func workloads(o options) []workload {
 		{letter: "A", name: "transactions of 1,000 rows", rows: o.rows, perTxn: min(1000, o.rows), runs: o.runs},
 		{letter: "B", name: "transactions of one row", rows: o.rows, perTxn: 1, runs: o.runs},
 		{letter: "C", name: "one transaction", rows: 3 * o.rows, perTxn: 3 * o.rows, runs: o.runs},
+		{letter: "R", name: "replay", rows: o.rows, perTxn: min(1000, o.rows), runs: o.runs},
 		{letter: "S", name: "snapshot", rows: 2 * o.rows, runs: o.runs},
 		{letter: "V", name: "verify", rows: 2 * o.rows, runs: o.runs},
 		{letter: "D", name: "Kafka stands still for " + o.pause.String(), rows: o.rows, perTxn: min(1000, o.rows), runs: 1, pause: o.pause},
@@ -133,9 +136,12 @@ func (b *bench) prepare(ctx context.Context, conn *pgx.Conn, w workload) (end st
 	return end, err
 }
 
+// readerSlot is the copy of the backlog's slot that is read.
+const readerSlot = "bench_reader"
+
 // onCopy runs f with a slot of its own, a copy of the backlog's.
 func (b *bench) onCopy(ctx context.Context, conn *pgx.Conn, f func(slot string) (usage, error)) (usage, error) {
-	const slot = "bench_reader"
+	const slot = readerSlot
 	if err := b.exec(ctx, conn, `SELECT pg_copy_logical_replication_slot($1, $2)`, backlogSlot, slot); err != nil {
 		return usage{}, err
 	}
@@ -143,14 +149,19 @@ func (b *bench) onCopy(ctx context.Context, conn *pgx.Conn, f func(slot string) 
 	if err != nil {
 		return u, err // the server goes with the bench, and the slot with it
 	}
-	// The walsender may take a moment to notice that its reader has gone.
-	return u, b.exec(ctx, conn, `DO $$ BEGIN
+	return u, b.dropSlots(ctx, conn, slot)
+}
+
+// dropSlots drops the slots whose names are like a pattern. A walsender may take a moment to
+// notice that its reader has gone.
+func (b *bench) dropSlots(ctx context.Context, conn *pgx.Conn, like string) error {
+	return b.exec(ctx, conn, fmt.Sprintf(`DO $$ BEGIN
 		FOR i IN 1..1000 LOOP
-			EXIT WHEN NOT (SELECT active FROM pg_replication_slots WHERE slot_name = 'bench_reader');
+			EXIT WHEN NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name LIKE '%[1]s' AND active);
 			PERFORM pg_sleep(0.01);
 		END LOOP;
-		PERFORM pg_drop_replication_slot('bench_reader');
-	END $$`)
+		PERFORM pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE '%[1]s';
+	END $$`, like))
 }
 
 func (b *bench) exec(ctx context.Context, conn *pgx.Conn, sql string, args ...any) error {

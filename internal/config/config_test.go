@@ -95,7 +95,7 @@ func TestEverythingSet(t *testing.T) {
 		},
 		Snapshot: Snapshot{Mode: SnapshotOnly, Exclude: Globs{"public.log_*", "!public.log_new"}, ChunkRows: 500, ChunkBytes: 1 << 20, Readers: 4},
 		Outbox: []Outbox{{
-			Table: "public.outbox", Partition: "part", Key: `{a}/{b|replace:\::-|default:x}`, CloudEvents: CloudEventsBinary,
+			Table: "public.outbox", Partition: "part", Key: `{a}/{b|replace:\::-|default:x}`, CloudEvents: CloudEventsStructured,
 			HeadersFrom: "meta", Envelope: []string{"ver"}, JSONStrings: true, Route: OutboxRoute{By: "kind", Regex: "(a)(?P<b>.*)", Replacement: "x.$1.${b}"},
 			Columns: map[string]string{"id": "event_uuid"}, Headers: []string{"tenant"}, NullPayload: NullPayloadNull,
 			Format: FormatEnvelope, After: "keep", Snapshot: OutboxPending,

@@ -57,6 +57,8 @@ func walOnly() []struct{ path, why string } {
 		{"source.primary-dsn", "rows are read and marked at source.dsn, which must be the primary"},
 		{"snapshot", noSnapshot},
 		{"replay", noSlot},
+		{"format", "it forms the values of plain tables, and polling reads outbox tables only"},
+		{"batch.max-delay", "a batch holds what a poll finds, and source.poll-interval says when to look"},
 		{"topics.table", outboxOnly},
 		{"topics.message", outboxOnly},
 		{"kafka.transactional-id", noTransaction},

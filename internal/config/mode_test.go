@@ -37,7 +37,7 @@ func TestPollingNeedsAnOutboxAndAWayToTellPublishedRows(t *testing.T) {
 func TestPollingRefusesEveryKeyThatNobodyWouldObey(t *testing.T) {
 	text := strings.Replace(pollingFile, "mode: polling", `mode: polling, slot: s, publication: p, publication-mode: managed, tables: ["*.*"], messages: [], keyless: refuse, keys: {}, columns: {}, max-retained-wal: 0, primary-dsn: ""`, 1)
 	text = strings.Replace(text, `brokers: ["127.0.0.1:9092"]`, `brokers: ["127.0.0.1:9092"], transactional-id: t, transaction-timeout: 60s, checkpoint-topic: c`, 1)
-	text += "snapshot: {mode: initial}\ntopics: {table: \"{prefix}.{schema}.{table}\", message: m}\non-fenced: standby\nreplay: {retain-wal: 0}\n"
+	text += "snapshot: {mode: initial}\ntopics: {table: \"{prefix}.{schema}.{table}\", message: m}\non-fenced: standby\nreplay: {retain-wal: 0}\nformat: {value: json}\nbatch: {max-delay: 5ms}\n"
 	got := problemPaths(t, text)
 	var want []string
 	for _, k := range walOnly() {

@@ -146,6 +146,30 @@ func TestWhatIsWrongWithASingleKey(t *testing.T) {
 		{"outbox: [{table: public.o, format: cloudevents, envelope: [a]}]", "outbox[0].envelope: does not go with format cloudevents"},
 		{"outbox: [{table: public.o, columns: {kind: x}}]", "outbox[0].columns.kind: is not a role of an outbox column"},
 		{"outbox: [{table: public.o, columns: {id: \"\"}}]", "outbox[0].columns.id: names no column"},
+		{"outbox: [{table: public.o, topic: \"{a|default:}\"}]", "outbox[0].topic: the function \"default:\" is not known"},
+		{"outbox: [{table: public.o, topic: \"{a|default:b c}\"}]", "outbox[0].topic: Kafka takes only letters, digits, . _ and - in a topic's name, not ' '"},
+		{"outbox: [{table: public.o, topic: " + strings.Repeat("x", 300) + "}]", "outbox[0].topic: a topic's name has at most 249"},
+		{"outbox: [{table: public.o, topic: \"" + strings.Repeat("x", 300) + "{a}\"}]", "outbox[0].topic: a topic's name has at most 249"},
+		{"outbox: [{table: public.o, topic: .}]", "outbox[0].topic: Kafka takes no topic of the name . or .."},
+		{"outbox: [{table: public.o, topic: ..}]", "outbox[0].topic: Kafka takes no topic of the name . or .."},
+		{"outbox: [{table: public.o, topic: _walrelay.shop}]", "outbox[0].topic: is the checkpoint topic"},
+		{"outbox: [{table: public.o, topic: _walrelay.other}]", "outbox[0].topic: a topic whose name begins with _walrelay."},
+		{"outbox: [{table: public.o, topic: \"_walrelay.{a}\"}]", "outbox[0].topic: a topic whose name begins with _walrelay."},
+		{"outbox: [{table: public.o, topic: __consumer_offsets}]", "outbox[0].topic: is one of Kafka's own topics"},
+		{"outbox: [{table: public.o, topic: shop.dead-letter}]", "outbox[0].topic: is the topic of the dead letters"},
+		{"outbox: [{table: public.o, topic: \"{prefix}.dead-letter\"}]", "outbox[0].topic: is the topic of the dead letters"},
+		{"outbox: [{table: public.o, route: {replacement: shop.dead-letter}}]", "outbox[0].route.replacement: is the topic of the dead letters"},
+		{"outbox: [{table: public.o, route: {replacement: $2}}]", "outbox[0].route.replacement: has $2, and the regex (.*) has 1 groups"},
+		{"outbox: [{table: public.o, route: {regex: \"(?P<a>.)\", replacement: \"$${b}\"}}]", "outbox[0].route.replacement: has ${b}, and the regex"},
+		{"outbox: [{table: public.o, cloudevents: binary}]", "outbox[0].cloudevents: goes with format cloudevents, and the format is payload"},
+		{"outbox: [{table: public.o, headers: [\"a:id\"]}]", "outbox[0].headers[0]: would be a second header id"},
+		{"outbox: [{table: public.o, headers: [b, \"a:position\"]}]", "outbox[0].headers[1]: would be a second header position"},
+		{"outbox: [{table: public.o, headers: [replay]}]", "outbox[0].headers[0]: would be a second header replay"},
+		{"outbox: [{table: public.o, headers: [\"a:x\", \"b:x\"]}]", "outbox[0].headers[1]: makes the header x, and so does another column; write b:NAME"},
+		{"outbox: [{table: public.o, headers: [\":x\"]}]", "outbox[0].headers[0]: names no column, or no header"},
+		{"outbox: [{table: public.o, headers: [\"a:\"]}]", "outbox[0].headers[0]: names no column, or no header"},
+		{"outbox: [{table: public.o, envelope: [\"a:payload\"]}]", "outbox[0].envelope[0]: would be a second member payload"},
+		{"outbox: [{table: public.o, format: envelope, envelope: [\"a:type\"]}]", "outbox[0].envelope[0]: would be a second member type"},
 		// Topics.
 		{"topics: {prefix: \"a b\"}", "topics.prefix: Kafka takes only letters, digits, . _ and - in a topic's name, not ' '"},
 		{"topics: {table: \"{prefix}.{tabel}\"}", "topics.table: {tabel} is not known here; write a template"},
@@ -178,6 +202,19 @@ func TestWhatIsWrongWithASingleKey(t *testing.T) {
 				t.Errorf("a secret is in the problems:\n%s", s)
 			}
 		})
+	}
+}
+
+func TestOutboxesThatAreRight(t *testing.T) {
+	for _, with := range []string{
+		"topic: \"{prefix}.{a|default:b c|replace: :_}\"", "topic: \"_walrelay_{a}\"", "topic: orders", "topic: \"{a|default:x}\"", "key: \"{a|default:b c}\"",
+		"headers: [\"event_id:id\", type]", "headers: [\"id:id\", id]", "headers: [a, \"a:a\", \"a:b\"]", "columns: {id: uid}, headers: [\"uid:id\"]",
+		"envelope: [type, \"a:b\"]", "format: cloudevents, cloudevents: binary, headers: [\"tenant:ce_tenant\"]",
+		"route: {regex: \"(a)(.)\", replacement: \"$1.$2.$12\"}", "route: {regex: \"(?P<a>.)\", replacement: \"$${a}$${1}$0\"}", "route: {replacement: \"x\\\\.$1\"}",
+	} {
+		if got := problemsOf(t, minimal("outbox: [{table: public.o, "+with+"}]")); len(got) > 0 {
+			t.Errorf("%s: %q", with, got)
+		}
 	}
 }
 

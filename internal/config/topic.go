@@ -28,6 +28,25 @@ func topicProblem(name string) string {
 	return ""
 }
 
+// checkpointTopics is what the names of all connectors' checkpoint topics begin with, where
+// they are not configured.
+const checkpointTopics = "_walrelay."
+
+// reservedTopic tells what a topic is that no event may have, and is empty for any other.
+// own are the connector's, with what they are.
+func reservedTopic(name string, own map[string]string) string {
+	switch {
+	case name == "":
+	case own[name] != "":
+		return "is " + own[name]
+	case strings.HasPrefix(name, checkpointTopics):
+		return "a topic whose name begins with " + checkpointTopics + " is a connector's checkpoint topic"
+	case slices.Contains([]string{"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}, name):
+		return "is one of Kafka's own topics, which takes no records of others"
+	}
+	return ""
+}
+
 // badTopicChars lists the characters of s that no topic may have, each once.
 func badTopicChars(s string) string {
 	var bad []string
@@ -108,11 +127,15 @@ func rowTemplate(s string, topic bool) (reason, remedy string) {
 	if err != nil {
 		return err.Error(), remedy
 	}
-	function := regexp.MustCompile(`^(lower|replace:[^:]+:[^:]*|default:.*)$`)
+	function := regexp.MustCompile(`^(lower|replace:[^:]+:[^:]*|default:[^:]+)$`)
 	for _, h := range holders {
-		for _, f := range h.functions {
+		for i, f := range h.functions {
 			if !function.MatchString(f) {
 				return fmt.Sprintf("the function %q is not known", f), remedy
+			}
+			text, isDefault := strings.CutPrefix(f, "default:")
+			if bad := badTopicChars(text); topic && isDefault && bad != "" && i == len(h.functions)-1 {
+				return "Kafka takes only letters, digits, . _ and - in a topic's name, not " + bad, remedy
 			}
 		}
 	}

@@ -1,13 +1,11 @@
 package config
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net"
 	"reflect"
 	"regexp"
-	"regexp/syntax"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,10 +26,17 @@ type validator struct {
 	*Problems
 	table table
 	at    func(path string) source
+	// prefix and reserved are for the topics of events: what {prefix} stands for, and the
+	// topics that are none of theirs, with what they are.
+	prefix   string
+	reserved map[string]string
 }
 
 func (c Config) validate(p *Problems, at func(string) source) {
-	v := &validator{Problems: p, table: newTable(), at: at}
+	v := &validator{Problems: p, table: newTable(), at: at, prefix: c.Topics.Prefix, reserved: map[string]string{
+		c.Kafka.CheckpointTopic: "the checkpoint topic, which holds only the position",
+		strings.ReplaceAll(c.DeadLetter.Topic, "{prefix}", c.Topics.Prefix): "the topic of the dead letters, and of nothing else",
+	}}
 	v.single("", reflect.ValueOf(c))
 	v.name(c)
 	v.source(c)
@@ -252,121 +257,6 @@ func (v *validator) distinct(path string, list []string, what string) {
 	}
 }
 
-// outboxRoles are the roles that a column can have in an outbox row.
-func outboxRoles() []string {
-	return []string{
-		"id", "aggregate_type", "aggregate_id", "type", "payload", "seq", "occurred", "partition_key",
-		"schema_version", "correlation_id", "causation_id", "producer", "traceparent",
-	}
-}
-
-func (v *validator) outbox(path string, o Outbox, before []Outbox) {
-	switch {
-	case o.Table != "" && o.Prefix != "":
-		v.bad(path+".message-prefix", o.Prefix, "stands beside a table", "keep one of them, or write two entries")
-	case o.Table != "":
-		v.tableName(path+".table", o.Table)
-	case o.Prefix == "":
-		v.bad(path+".table", "", "is missing", "write for example table: public.outbox, or message-prefix: outbox")
-	case o.After != AfterKeep:
-		v.bad(path+".after", o.After, "goes with a table; a message leaves no row behind", "remove it")
-	case o.Snapshot != "":
-		v.bad(path+".snapshot", o.Snapshot, "goes with a table; there are no messages from before the start", "remove it")
-	}
-	for j, b := range before {
-		if o.Prefix != "" && b.Prefix == o.Prefix {
-			v.bad(path+".message-prefix", o.Prefix, fmt.Sprintf("is in outbox[%d] already", j), "keep one entry per prefix")
-		}
-	}
-	for j, b := range before {
-		if o.Table != "" && b.Table == o.Table {
-			v.bad(path+".table", o.Table, fmt.Sprintf("is in outbox[%d] already", j), "keep one entry per table")
-		}
-	}
-	if reason, remedy := rowTemplate(o.Topic, true); reason != "" {
-		v.bad(path+".topic", o.Topic, reason, remedy)
-	}
-	if reason, remedy := rowTemplate(o.Key, false); reason != "" {
-		v.bad(path+".key", o.Key, reason, remedy)
-	}
-	for _, role := range slices.Sorted(maps.Keys(o.Columns)) {
-		at := join(path+".columns", role)
-		if !slices.Contains(outboxRoles(), role) {
-			v.bad(at, o.Columns[role], "is not a role of an outbox column", "the roles are "+strings.Join(outboxRoles(), ", "))
-		} else if o.Columns[role] == "" {
-			v.bad(at, `""`, "names no column", "write the column's name, or leave the role out")
-		}
-	}
-	v.distinct(path+".headers", o.Headers, "column")
-	v.distinct(path+".envelope", o.Envelope, "column")
-	if len(o.Envelope) > 0 && o.Format == FormatCloudEvents {
-		v.bad(path+".envelope", "", "does not go with format cloudevents, whose members the specification says", "name the columns under headers, or choose the format envelope")
-	}
-	v.route(path+".route", o)
-}
-
-// route checks a route as far as the file alone tells.
-func (v *validator) route(path string, o Outbox) {
-	if o.Route.IsZero() {
-		return
-	}
-	if o.Topic != "" {
-		v.bad(path, "", "is there beside topic, and each chooses the topic", "keep one of them")
-	}
-	if _, err := syntax.Parse(cmp.Or(o.Route.Regex, "(.*)"), syntax.Perl); err != nil {
-		v.bad(path+".regex", o.Route.Regex, "is not a regular expression (RE2): "+err.Error(), `write for example "(.*)\\.v[0-9]+"; lookaround and backreferences are not there`)
-	}
-	literal := regexp.MustCompile(`\\.|\$(\{[^}]*\}|[0-9]+)`).ReplaceAllString(o.Route.Replacement, "")
-	if strings.Contains(literal, "$") {
-		v.bad(path+".replacement", o.Route.Replacement, "has a $ that names no group", "write $1, or $${name} for ${name}")
-	} else if bad := badTopicChars(literal); bad != "" {
-		v.bad(path+".replacement", o.Route.Replacement, "Kafka takes only letters, digits, . _ and - in a topic's name, not "+bad, "write for example outbox.event.$1")
-	}
-}
-
-func (v *validator) topics(c Config) {
-	t := c.Topics
-	if bad := topicProblem(t.Prefix); bad != "" && c.Name != "" && !v.spoken("name") {
-		v.bad("topics.prefix", quoteEmpty(t.Prefix), bad, "write for example "+c.Name)
-	}
-	for _, f := range []struct {
-		path, template string
-		names          []string
-	}{
-		{"topics.table", t.Table, []string{"prefix", "schema", "table"}},
-		{"topics.message", t.Message, []string{"prefix"}},
-		{"dead-letter.topic", c.DeadLetter.Topic, []string{"prefix"}},
-	} {
-		if reason, remedy := fixedTemplate(f.template, f.names...); reason != "" {
-			v.bad(f.path, quoteEmpty(f.template), reason, remedy)
-		} else if c.Kafka.CheckpointTopic != "" && strings.ReplaceAll(f.template, "{prefix}", t.Prefix) == c.Kafka.CheckpointTopic {
-			v.bad(f.path, f.template, "is the checkpoint topic, which holds only the position", "write another name, such as {prefix}.records")
-		}
-	}
-	if t.ReplicationFactor == 0 {
-		v.bad("topics.replication-factor", "0", "a topic has at least one replica", "write -1 for the broker's default, or a number from 1 on")
-	}
-	for _, k := range slices.Sorted(maps.Keys(t.Config)) {
-		if k == "" || badTopicChars(k) != "" {
-			v.bad(join("topics.config", k), t.Config[k], "is not the name of a topic setting", "write for example min.insync.replicas")
-		}
-	}
-	if isr, ok := t.Config["min.insync.replicas"]; ok {
-		n, err := strconv.Atoi(isr)
-		switch path := "topics.config.min.insync.replicas"; {
-		case err != nil || n < 1:
-			v.bad(path, isr, "is not a number from 1 on", `write for example "2"`)
-		case t.ReplicationFactor > 0 && n > t.ReplicationFactor:
-			v.bad(path, isr, fmt.Sprintf("is above topics.replication-factor (%d), so that no write could succeed", t.ReplicationFactor), "write at most that number")
-		}
-	}
-	v.distinct("dead-letter.on", c.DeadLetter.On, "kind")
-	if c.Format.TOASTMarker == "" {
-		v.bad("format.toast-marker", `""`, "is empty, and could not be told from an empty text", "write for example __walrelay_unchanged")
-	}
-	v.format(c.Format)
-}
-
 // format judges what the choices of format mean together.
 func (v *validator) format(f Format) {
 	if f.Debezium.Placeholder == "" {
@@ -380,72 +270,6 @@ func (v *validator) format(f Format) {
 	}
 	if f.Envelope && f.Deletes == DeletesField {
 		v.bad("format.deletes", f.Deletes, "goes with envelope: false; in an envelope op says that a row was deleted", "remove it, or write envelope: false")
-	}
-}
-
-func (v *validator) kafka(c Config) {
-	k := c.Kafka
-	for i, b := range k.Brokers {
-		if reason := hostPortProblem(b, 1); reason != "" {
-			value := b
-			if strings.Contains(b, "@") { // perhaps credentials, in the manner of a URL
-				value = masked
-			}
-			v.bad(fmt.Sprintf("kafka.brokers[%d]", i), quoteEmpty(value), reason, "write host:port, such as 127.0.0.1:9092")
-		}
-	}
-	for _, f := range []struct{ key, val string }{{"ca", k.TLS.CA}, {"cert", k.TLS.Cert}, {"key", k.TLS.Key}} {
-		if strings.Contains(f.val, "-----BEGIN") {
-			v.bad("kafka.tls."+f.key, masked, "is a PEM text", "write the path of the PEM file")
-		}
-	}
-	if (k.TLS.Cert == "") != (k.TLS.Key == "") && !v.spokenIn("kafka.tls") {
-		missing, there := "key", "cert"
-		if k.TLS.Cert == "" {
-			missing, there = there, missing
-		}
-		v.bad("kafka.tls."+missing, "", "is missing beside kafka.tls."+there, "give both, or neither")
-	}
-	v.sasl(k.SASL)
-	if bad := topicProblem(k.CheckpointTopic); bad != "" && c.Name != "" && !v.spoken("name") {
-		v.bad("kafka.checkpoint-topic", quoteEmpty(k.CheckpointTopic), bad, "write for example _walrelay."+c.Name)
-	}
-}
-
-// sasl checks that the credentials are those of the mechanism. Where one of
-// them is wrong already, what is missing may follow from that and waits.
-func (v *validator) sasl(s SASL) {
-	if v.spokenIn("kafka.sasl") {
-		return
-	}
-	given := []struct {
-		key string
-		set bool
-	}{
-		{"username", s.Username != ""}, {"password", !s.Password.IsZero()}, {"token", !s.Token.IsZero()},
-		{"access-key", s.AccessKey != ""}, {"secret-key", !s.SecretKey.IsZero()}, {"session-token", !s.SessionToken.IsZero()},
-	}
-	needs := map[string][]string{
-		SASLPlain: {"username", "password"}, SASLSCRAM256: {"username", "password"}, SASLSCRAM512: {"username", "password"},
-		SASLOAuthBearer: {"token"}, SASLAWSMSKIAM: {"access-key", "secret-key"},
-	}[s.Mechanism]
-	var found []Problem
-	for _, g := range given {
-		path := "kafka.sasl." + g.key
-		needed := slices.Contains(needs, g.key)
-		optional := g.key == "session-token" && s.Mechanism == SASLAWSMSKIAM
-		switch {
-		case g.set && s.Mechanism == "":
-			v.bad("kafka.sasl.mechanism", "", "is missing beside credentials", "write "+orList(v.table.at("kafka.sasl.mechanism").enum))
-			return
-		case g.set && !needed && !optional:
-			found = append(found, Problem{Path: path, Line: v.at(path).line, Reason: "is not used by " + s.Mechanism, Remedy: "remove it, or choose its mechanism"})
-		case !g.set && needed:
-			found = append(found, Problem{Path: path, Reason: "is missing; " + s.Mechanism + " needs it", Remedy: "write it, secrets as ${VAR} or ${file:/path}"})
-		}
-	}
-	for _, p := range found {
-		v.add(p)
 	}
 }
 

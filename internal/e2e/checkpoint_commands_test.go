@@ -2,12 +2,12 @@ package e2e
 
 import (
 	"encoding/json"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/walrelay/walrelay/internal/harness"
-	"github.com/walrelay/walrelay/internal/killpoint"
 	"github.com/walrelay/walrelay/internal/replay"
 )
 
@@ -55,11 +55,12 @@ func TestCheckpointSetMovesTheConnectorBothWays(t *testing.T) {
 	c.stop()
 
 	// Backwards: everything behind comes again, at the positions it had.
-	failover := c.pg.Value("SELECT failover FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
+	const isFailover = "SELECT coalesce(to_jsonb(s)->>'failover', 'no such thing') FROM pg_replication_slots s WHERE slot_name = $1"
+	failover := c.pg.Value(isFailover, "walrelay_"+c.name)
 	if r := c.mustSet("--lsn", back.String()); r.Direction != "backwards" {
 		t.Errorf("backwards: %+v", r)
 	}
-	if got := c.pg.Value("SELECT failover FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name); got != failover {
+	if got := c.pg.Value(isFailover, "walrelay_"+c.name); got != failover {
 		t.Errorf("the slot is failover-enabled: %s, was %s", got, failover)
 	}
 	c.start()
@@ -93,6 +94,23 @@ func TestSlotDropDropsTheAnchorToo(t *testing.T) {
 		t.Errorf("beside a live instance: exit code %d, want 4", code)
 	}
 	c.stop()
+	// Who may not drop the publications drops nothing.
+	owner, role := c.pg.DSN(), "role_"+c.name
+	c.pg.Exec("CREATE ROLE " + role + " LOGIN REPLICATION PASSWORD 'x'")
+	t.Cleanup(func() { c.pg.Exec("DROP ROLE " + role) })
+	dsn, err := url.Parse(owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dsn.User = url.UserPassword(role, "x")
+	c.set(caseMap{"source": caseMap{"dsn": dsn.String()}})
+	if code, _, stderr := c.command("slot", "drop", "--yes"); code != 1 || !strings.Contains(stderr, "nothing was dropped") {
+		t.Errorf("slot drop by a role that owns nothing: exit code %d, %s", code, stderr)
+	}
+	if n := c.pg.Value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"); n != "2" {
+		t.Errorf("%s slots are left, want 2", n)
+	}
+	c.set(caseMap{"source": caseMap{"dsn": owner}})
 	if code, _, stderr := c.command("slot", "drop", "--yes"); code != 0 {
 		t.Errorf("slot drop: exit code %d, %s", code, stderr)
 	}
@@ -119,13 +137,7 @@ func TestAReplayThatIsKilledGoesOnWhereItWas(t *testing.T) {
 	live := c.kafka.WaitCommitted(t, c.name+".public.t", 1250)
 	before := c.lsn("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
 	for _, n := range []int{4, 11} {
-		env := killpoint.Env + "=" + killpoint.Spec(killpoint.FirstProduced, n)
-		code, _, stderr := c.commandWith([]string{env}, "replay", "--from-lsn", begin.String(), "--table", "public.t")
-		if code != -1 {
-			t.Fatalf("the replay ended with exit code %d instead of killing itself: %s", code, stderr)
-		}
-		_, rest, _ := strings.Cut(stderr, `"replay":"`)
-		id, _, _ := strings.Cut(rest, `"`)
+		id := c.killedReplay(n, "--from-lsn", begin.String(), "--table", "public.t")
 		r := c.mustReplay("--from-lsn", begin.String(), "--table", "public.t", "--resume", id)
 		if r.ID != id || r.Records == 0 || r.Records >= 1250 {
 			t.Errorf("resumed %s: %d records", r.ID, r.Records)

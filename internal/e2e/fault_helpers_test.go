@@ -26,11 +26,12 @@ import (
 
 // API keys of the requests that the tests break.
 const (
-	faultKeyProduce  = int16(kmsg.Produce)
-	faultKeyInitPID  = int16(kmsg.InitProducerID)
-	faultKeyEndTxn   = int16(kmsg.EndTxn)
-	faultKeyTopics   = int16(kmsg.CreateTopics)
-	faultKeyMetadata = int16(kmsg.Metadata)
+	faultKeyProduce     = int16(kmsg.Produce)
+	faultKeyInitPID     = int16(kmsg.InitProducerID)
+	faultKeyEndTxn      = int16(kmsg.EndTxn)
+	faultKeyCoordinator = int16(kmsg.FindCoordinator)
+	faultKeyTopics      = int16(kmsg.CreateTopics)
+	faultKeyMetadata    = int16(kmsg.Metadata)
 )
 
 const faultLong = 60 * time.Second // for what has to sit out a timeout first

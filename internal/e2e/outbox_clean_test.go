@@ -49,7 +49,7 @@ func TestCleaningNeverDeletesAnUnpublishedRow(t *testing.T) {
 	if got := c.left(); got != "2,3" {
 		t.Errorf("left: %s", got)
 	}
-	c.clean(0, []string{"--older-than", "0s", "-o", "json"}, `"deleted":1`)
+	c.clean(0, []string{"--older-than", "0s", "-o", "json"}, `"deleted": 1`)
 	if got := c.left(); got != "3" {
 		t.Errorf("left: %s", got)
 	}
@@ -103,6 +103,10 @@ func TestPendingRowsAreCountedWhileKafkaIsDown(t *testing.T) {
 	})
 	if got := c.metric("walrelay_outbox_oldest_pending_seconds", label); got < 600 || got > 700 {
 		t.Errorf("the oldest waits for %v s, want 600 and a little", got)
+	}
+	// The lag does not tell: it is small, or not known yet.
+	if got := c.metric("walrelay_lag_bytes"); got > 1<<20 {
+		t.Errorf("the lag is %v bytes", got)
 	}
 	c.kafka.Restart(0)
 	c.streaming()

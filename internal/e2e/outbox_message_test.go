@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/walrelay/walrelay/internal/harness"
 	"github.com/walrelay/walrelay/internal/killpoint"
 )
 
@@ -40,6 +41,10 @@ func TestAMalformedMessageIsADeadLetterWithItsText(t *testing.T) {
 	log := c.settled()
 	if n := len(c.topic(log, c.eventTopic())); n != 2 {
 		t.Errorf("%d events, want 2", n)
+	}
+	// Each kind is said once, so that somebody looks.
+	for _, reason := range []string{"malformed", "route"} {
+		c.proc.WaitLog(harness.DefaultTimeout, harness.Field("level", "warn"), harness.Field("table", `message "outbox"`), harness.Field("reason", reason))
 	}
 	letters := c.topic(log, c.name+".dead-letter")
 	if len(letters) != len(bad) {

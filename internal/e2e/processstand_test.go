@@ -117,7 +117,8 @@ func (s *processStand) Start(t *testing.T, env []string, args ...string) process
 	return p
 }
 
-// slotHolder gives the process id of the slot's walsender, 0 where there is none.
+// slotHolder gives the process id of the walsender that streams from the slot, 0 where there
+// is none: the one that creates a slot holds it too, and may throw it away.
 func (s *processStand) slotHolder(ctx context.Context) (int32, error) {
 	conn, err := pgx.Connect(ctx, s.dsn)
 	if err != nil {
@@ -125,7 +126,8 @@ func (s *processStand) slotHolder(ctx context.Context) (int32, error) {
 	}
 	defer conn.Close(ctx)
 	var pid int32
-	err = conn.QueryRow(ctx, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL AND confirmed_flush_lsn IS NOT NULL", s.slot).Scan(&pid)
+	err = conn.QueryRow(ctx, `SELECT s.active_pid FROM pg_replication_slots s JOIN pg_stat_replication r ON r.pid = s.active_pid
+		WHERE s.slot_name = $1 AND r.state IN ('catchup', 'streaming')`, s.slot).Scan(&pid)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, nil
 	}
@@ -228,6 +230,9 @@ func (p *envProcess) Ended() bool {
 }
 
 func (p *envProcess) KilledBySignal() bool {
+	if !p.Ended() {
+		return false
+	}
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }

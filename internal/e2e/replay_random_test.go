@@ -112,9 +112,14 @@ func (s *processStand) replay(t *testing.T, env, args []string) (code int, stdou
 
 func positionOf(t *testing.T, r cdctest.Record) checkpoint.LSN {
 	t.Helper()
-	lsn, _, _, err := checkpoint.ParseHeader(r.Headers["position"])
+	return positionHeader(t, r.Headers["position"])
+}
+
+func positionHeader(t *testing.T, header string) checkpoint.LSN {
+	t.Helper()
+	lsn, _, _, err := checkpoint.ParseHeader(header)
 	if err != nil {
-		t.Fatalf("%s: %v", r.Where(), err)
+		t.Fatal(err)
 	}
 	return lsn
 }

@@ -134,7 +134,7 @@ const (
 // floorOf returns the floor of one of our packages; 0 for a top-level room that the plan does not know.
 func floorOf(p string) int {
 	switch room, _, _ := strings.Cut(p, "/"); {
-	case p == "checkpoint", p == "checkpoint/kafka", p == "internal/config", p == "internal/admin", p == "internal/killpoint", isAid(p):
+	case p == "checkpoint", p == "checkpoint/kafka", p == "internal/config", p == "internal/admin", p == "internal/phase", p == "internal/killpoint", isAid(p):
 		return ground
 	case room == "replication":
 		return wire
@@ -161,7 +161,7 @@ func isAid(p string) bool {
 func isStream(p string) bool {
 	room, _, _ := strings.Cut(p, "/")
 	return room == "checkpoint" || room == "replication" || room == "snapshot" || room == "router" || room == "cmd" ||
-		strings.HasPrefix(p, "internal/relay") || p == "internal/config" || p == "internal/admin" || p == "internal/killpoint"
+		strings.HasPrefix(p, "internal/relay") || p == "internal/config" || p == "internal/admin" || p == "internal/phase" || p == "internal/killpoint"
 }
 
 func checkImports(pkgs []pkg) []string {
@@ -207,7 +207,7 @@ func forbidden(p, imported string) string {
 		return "checkpoint reaches nothing of ours"
 	case p == "snapshot" && imported == "router":
 		return "it knows nothing of Kafka"
-	case p == "internal/relay" && imported == "internal/outbox": // marks belong to a delivery
+	case p == "internal/relay" && (imported == "internal/outbox" || imported == "internal/lookup"): // marks and look-ups belong to a delivery
 	case p == "internal/relay" && !isStream(imported):
 		return "the jobs are beside the stream, not under it"
 	case !isStream(p): // jobs reach everything below the loop

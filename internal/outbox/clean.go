@@ -25,7 +25,8 @@ type Cleaned struct {
 	Table   string   `json:"table"`
 	Deleted int64    `json:"deleted"`
 	Dropped []string `json:"dropped"` // partitions
-	// Left are old partitions that were not dropped, and why.
+	// Left are old partitions that were not dropped, and tables of which rows were not
+	// deleted, and why.
 	Left []string `json:"left"`
 }
 
@@ -65,10 +66,13 @@ func Clean(ctx context.Context, connect replication.Connector, t Table, o CleanO
 				c.Left = append(c.Left, leaf.name+": "+why)
 			}
 		}
-		n, err := leaf.deleteRows(ctx, conn, condition, o.Batch)
+		n, locked, err := leaf.deleteRows(ctx, conn, condition, o.Batch)
 		c.Deleted += n
 		if err != nil {
 			return c, err
+		}
+		if locked {
+			c.Left = append(c.Left, leaf.name+": some of its rows are locked by the application; the next run deletes them")
 		}
 	}
 	return c, nil
@@ -142,24 +146,28 @@ SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), false, pg
 	return list, nil
 }
 
-// deleteRows deletes what meets the condition, a stretch of pages after the other.
-func (l *leaf) deleteRows(ctx context.Context, conn *pgx.Conn, condition string, batch int) (total int64, err error) {
+// deleteRows deletes what meets the condition, a stretch of pages after the other. locked
+// tells that somebody held a row's lock for too long: its stretch is left as it is.
+func (l *leaf) deleteRows(ctx context.Context, conn *pgx.Conn, condition string, batch int) (total int64, locked bool, err error) {
 	var block int64
 	if err := conn.QueryRow(ctx, "SELECT current_setting('block_size')::int8").Scan(&block); err != nil {
-		return 0, fmt.Errorf("read block_size: %w", err)
+		return 0, false, fmt.Errorf("read block_size: %w", err)
 	}
 	sql := fmt.Sprintf(`DELETE FROM ONLY %[1]s WHERE ctid = ANY (ARRAY(
 		SELECT ctid FROM ONLY %[1]s WHERE ctid >= $1::text::tid AND ctid < $2::text::tid AND (%[2]s) LIMIT $3)) AND (%[2]s)`, l.name, condition)
 	pages := (l.bytes + block - 1) / block
 	for from := int64(0); from < pages; from += pagesPerStep {
-		for locked := 0; ; {
+		for attempt := 1; ; {
 			tag, err := conn.Exec(ctx, sql, fmt.Sprintf("(%d,0)", from), fmt.Sprintf("(%d,0)", from+pagesPerStep), batch)
-			if isLocked(err) && locked < lockAttempts {
-				locked++
-				continue
+			if IsLocked(err) {
+				if attempt++; attempt <= lockAttempts {
+					continue
+				}
+				locked = true
+				break
 			}
 			if err != nil {
-				return total, l.explain("delete from", "DELETE", err)
+				return total, locked, l.explain("delete from", "DELETE", err)
 			}
 			total += tag.RowsAffected()
 			if tag.RowsAffected() < int64(batch) {
@@ -167,16 +175,11 @@ func (l *leaf) deleteRows(ctx context.Context, conn *pgx.Conn, condition string,
 			}
 		}
 	}
-	return total, nil
+	return total, locked, nil
 }
 
-// lockAttempts is how often a lock of the application is waited for, for lockTimeout each.
+// lockAttempts is how often a lock of the application is waited for, for LockWait each.
 const lockAttempts = 20
-
-func isLocked(err error) bool {
-	var answer *pgconn.PgError
-	return errors.As(err, &answer) && (answer.Code == "55P03" || answer.Code == "40P01")
-}
 
 func (l *leaf) explain(what, right string, err error) error {
 	var answer *pgconn.PgError
@@ -207,7 +210,7 @@ func (l *leaf) drop(ctx context.Context, conn *pgx.Conn, condition string, older
 	}
 	for range lockAttempts {
 		dropped, why, err = l.tryDrop(ctx, conn, condition)
-		if !isLocked(err) {
+		if !IsLocked(err) {
 			return dropped, why, err
 		}
 	}
@@ -215,7 +218,7 @@ func (l *leaf) drop(ctx context.Context, conn *pgx.Conn, condition string, older
 }
 
 // tryDrop holds the partition's lock from the look at its rows to the end, so that no row
-// comes in between. lockTimeout keeps those who wait behind us from waiting for long.
+// comes in between. LockWait keeps those who wait behind us from waiting for long.
 func (l *leaf) tryDrop(ctx context.Context, conn *pgx.Conn, condition string) (dropped bool, why string, err error) {
 	tx, err := conn.Begin(ctx)
 	if err != nil {
@@ -237,6 +240,10 @@ func (l *leaf) tryDrop(ctx context.Context, conn *pgx.Conn, condition string) (d
 		return false, "it holds rows that are not published, or not old enough", nil
 	}
 	if _, err := tx.Exec(ctx, "DROP TABLE "+l.name); err != nil {
+		var answer *pgconn.PgError
+		if errors.As(err, &answer) && answer.Code == "2BP01" {
+			return false, "something depends on it: " + answer.Detail, nil
+		}
 		return false, "", l.explain("drop", "ownership", err)
 	}
 	if err := tx.Commit(ctx); err != nil {

@@ -3,6 +3,7 @@ package outbox
 import (
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/snapshot"
@@ -12,6 +13,8 @@ import (
 // it out, and looked at when it is back.
 type Job struct {
 	Target *Target
+	// LockWait is how long a lock of the application is waited for.
+	LockWait time.Duration
 	// Err tells why nothing was done. Everything or nothing is.
 	Err error
 
@@ -28,7 +31,7 @@ type jobRow struct {
 
 // Reset empties the job, for rows of a target.
 func (j *Job) Reset(t *Target) {
-	*j = Job{Target: t, rows: j.rows[:0], keys: j.keys[:0], arrays: j.arrays}
+	*j = Job{Target: t, LockWait: LockWait, rows: j.rows[:0], keys: j.keys[:0], arrays: j.arrays}
 }
 
 // Add adds a row by its key, as AppendKey makes it. xid is the transaction that wrote it,
@@ -45,6 +48,12 @@ func (j *Job) Len() int { return len(j.rows) }
 // Settled tells whether nothing is left to be done about row i: it is worked on, or was
 // gone. If not, and Err is nil, its transaction was not visible yet.
 func (j *Job) Settled(i int) bool { return j.rows[i].settled }
+
+// Key gives the texts of row i's key.
+func (j *Job) Key(i int) []string { return SplitKey(j.keys[j.rows[i].at:], len(j.Target.Key)) }
+
+// Settle notes that nothing is left to be done about row i.
+func (j *Job) Settle(i int) { j.rows[i].settled = true }
 
 // look settles the rows whose transactions are seen, provided that the statement
 // succeeds, and tells whether there are any.

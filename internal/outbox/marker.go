@@ -23,6 +23,7 @@ type Marker struct {
 	connect replication.Connector
 	log     zerolog.Logger
 	conn    *pgx.Conn
+	wait    time.Duration // the connection's lock_timeout
 	jobs    chan *Job
 	done    chan *Job
 	ended   chan struct{}
@@ -67,26 +68,39 @@ func (m *Marker) run(ctx context.Context) {
 	}
 }
 
-// statementTimeout bounds one statement; lockTimeout, which must be below the server's
-// deadlock_timeout (1 s), makes us the one that gives way when the application's
-// transactions and ours wait for each other: it never sees a deadlock because of us.
+// LockWait is how long a lock of the application is waited for. It must be below the
+// server's deadlock_timeout (1 s), which makes us the one that gives way when the
+// application's transactions and ours wait for each other: it never sees a deadlock because of us.
+const LockWait = 500 * time.Millisecond
+
+// statementTimeout bounds one statement.
 const (
 	connectTimeout   = 15 * time.Second
 	statementTimeout = 30 * time.Second
-	lockTimeout      = 500 * time.Millisecond
 )
 
 // settings are those of a connection that changes rows. A role's default isolation
-// would make rows that changed meanwhile an error; a policy has to be one.
+// would make rows that changed meanwhile an error, its read-only transactions every
+// change; a policy has to be one. The connection is idle for as long as nothing is
+// delivered.
 func settings() string {
-	return fmt.Sprintf("SET lock_timeout = %d; SET statement_timeout = %d; SET default_transaction_isolation = 'read committed'; SET row_security = off",
-		lockTimeout.Milliseconds(), statementTimeout.Milliseconds())
+	return fmt.Sprintf("SET lock_timeout = %d; SET statement_timeout = %d; SET idle_session_timeout = 0; SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off; SET row_security = off",
+		LockWait.Milliseconds(), statementTimeout.Milliseconds())
 }
 
 func (m *Marker) work(ctx context.Context, j *Job) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout+2*statementTimeout)
 	defer cancel()
-	if err := m.do(ctx, j); err != nil {
+	j.Err = nil
+	used := m.conn != nil
+	err := m.do(ctx, j)
+	if err != nil && IsLost(err) && used && ctx.Err() == nil {
+		// It may have been cut off long ago, while there was nothing to do. What was done
+		// before it was lost is done again, which changes nothing.
+		m.disconnect(ctx)
+		err = m.do(ctx, j)
+	}
+	if err != nil {
 		j.failed(err)
 		if IsLost(err) {
 			m.disconnect(ctx)
@@ -100,7 +114,13 @@ func (m *Marker) do(ctx context.Context, j *Job) error {
 		if err != nil {
 			return err
 		}
-		m.conn = conn
+		m.conn, m.wait = conn, LockWait
+	}
+	if m.wait != j.LockWait {
+		if _, err := m.conn.PgConn().Exec(ctx, fmt.Sprintf("SET lock_timeout = %d", j.LockWait.Milliseconds())).ReadAll(); err != nil {
+			return fmt.Errorf("set lock_timeout: %w", err)
+		}
+		m.wait = j.LockWait
 	}
 	var seen snapshot.MVCC
 	if j.wantsLook() {
@@ -157,15 +177,53 @@ func IsLost(err error) bool {
 }
 
 // IsRow tells whether an error may be one row's: it is locked, or a trigger or constraint
-// refuses it. Others concern every row alike: rights, names, a full disk, a standby.
-func IsRow(err error) bool {
+// refuses it. A statement that takes too long may be that with fewer rows.
+func IsRow(err error) bool { return kindOf(err) == ofRow }
+
+// IsTable tells whether an error is every row's of the table: rights, names, a missing
+// replica identity. Others concern every table: a full disk, a standby.
+func IsTable(err error) bool { return kindOf(err) == ofTable }
+
+// IsRedefined tells whether the table is not what the statement was made for any more.
+func IsRedefined(err error) bool {
 	var answer *pgconn.PgError
-	if IsLost(err) || !errors.As(err, &answer) || len(answer.Code) < 2 {
-		return false
+	return errors.As(err, &answer) && (answer.Code == "42P01" || answer.Code == "42703" || answer.Code == "42883" || answer.Code == "42804" || answer.Code == "3F000")
+}
+
+// IsLocked tells whether somebody else's lock was in the way.
+func IsLocked(err error) bool {
+	var answer *pgconn.PgError
+	return errors.As(err, &answer) && (answer.Code == "55P03" || answer.Code == "40P01")
+}
+
+// IsSlow tells whether the statement took longer than it may.
+func IsSlow(err error) bool {
+	var answer *pgconn.PgError
+	return errors.As(err, &answer) && answer.Code == "57014"
+}
+
+// kind is whom an error concerns.
+type kind uint8
+
+const (
+	ofAll kind = iota
+	ofTable
+	ofRow
+)
+
+func kindOf(err error) kind {
+	var answer *pgconn.PgError
+	if IsLost(err) || !errors.As(err, &answer) || len(answer.Code) != 5 {
+		return ofAll
 	}
 	switch answer.Code[:2] {
-	case "42", "53", "58", "25", "28", "3D", "3F":
-		return false
+	case "53", "58", "25", "28", "3D":
+		return ofAll
+	case "42", "3F", "0A", "54":
+		return ofTable
 	}
-	return true
+	if answer.Code == "55000" { // no replica identity
+		return ofTable
+	}
+	return ofRow
 }

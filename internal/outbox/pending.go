@@ -2,7 +2,10 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,8 +25,26 @@ type Pending struct {
 	// tables finds the tables to count, by a connection to the primary.
 	tables func(ctx context.Context, conn *pgx.Conn) ([]Table, error)
 
-	since map[string]time.Time // since when a table without a time has had pending rows
-	said  string
+	counted map[string]bool
+	since   map[string]time.Time // since when a table without a time has had pending rows
+	said    string
+
+	mu      sync.Mutex
+	waiting []Waiting
+}
+
+// Waiting is how a table stood when it was counted last.
+type Waiting struct {
+	Table  string
+	Rows   int64
+	Oldest float64 // seconds; 0 where there are none
+}
+
+// Waiting gives the tables as they were counted last; safe from any goroutine.
+func (p *Pending) Waiting() []Waiting {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.waiting)
 }
 
 const (
@@ -44,7 +65,7 @@ func NewPending(reg prometheus.Registerer) *Pending {
 		oldest: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "walrelay_outbox_oldest_pending_seconds", Help: "Age of the oldest of them; 0 where there are none.",
 		}, []string{"table"}),
-		since: map[string]time.Time{},
+		counted: map[string]bool{}, since: map[string]time.Time{},
 	}
 	if reg != nil {
 		reg.MustRegister(p.rows, p.oldest)
@@ -115,32 +136,63 @@ func (p *Pending) look(ctx context.Context, conn *pgx.Conn) error {
 	if _, err := conn.Exec(ctx, fmt.Sprintf("SET statement_timeout = %d", pendingTimeout.Milliseconds())); err != nil {
 		return fmt.Errorf("set statement_timeout: %w", err)
 	}
+	p.forget(tables)
+	var waiting []Waiting
+	var problems []error
 	for i := range tables {
-		if _, _, err := p.Count(ctx, conn, &tables[i]); err != nil {
+		w, err := p.count(ctx, conn, &tables[i])
+		if err == nil {
+			waiting = append(waiting, w)
+			continue
+		}
+		problems = append(problems, err)
+		if IsLost(err) {
 			return err
 		}
 	}
-	return nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.waiting = waiting
+	return errors.Join(problems...)
 }
 
-// Count asks one table how many of its rows are pending and how old the oldest is, in
+// forget takes the metrics of tables away that are gone.
+func (p *Pending) forget(tables []Table) {
+	for name := range p.counted {
+		if !slices.ContainsFunc(tables, func(t Table) bool { return t.String() == name }) {
+			p.rows.DeleteLabelValues(name)
+			p.oldest.DeleteLabelValues(name)
+			delete(p.counted, name)
+			delete(p.since, name)
+		}
+	}
+}
+
+// count asks one table how many of its rows are pending and how old the oldest is, in
 // seconds, and sets the metrics. The condition is the mark's own, so that a partial index on it
 // serves: CREATE INDEX ON outbox (created_at) WHERE published_at IS NULL.
-func (p *Pending) Count(ctx context.Context, conn *pgx.Conn, t *Table) (rows int64, age float64, err error) {
+func (p *Pending) count(ctx context.Context, conn *pgx.Conn, t *Table) (Waiting, error) {
 	oldest := "NULL::pg_catalog.float8"
+	// Not the difference of the two: of infinity that would be an error.
 	if t.Created != "" {
-		oldest = fmt.Sprintf("extract(epoch FROM pg_catalog.now() - min(t.%s))::pg_catalog.float8", pgx.Identifier{t.Created}.Sanitize())
+		oldest = fmt.Sprintf("(extract(epoch FROM pg_catalog.now()) - extract(epoch FROM min(t.%s)))::pg_catalog.float8", pgx.Identifier{t.Created}.Sanitize())
 	}
+	var rows int64
 	var seconds *float64
-	err = conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*), %s FROM %s t WHERE %s", oldest, t.SQL(), t.NotPublished())).Scan(&rows, &seconds)
+	err := conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*), %s FROM %s t WHERE %s", oldest, t.SQL(), t.NotPublished())).Scan(&rows, &seconds)
 	if err != nil {
-		return 0, 0, fmt.Errorf("count pending rows of %s: %w; an index such as CREATE INDEX ON %s (…) WHERE %s makes it cheap", t.String(), err, t.SQL(), t.NotPublished())
+		err = fmt.Errorf("count pending rows of %s: %w", t.String(), err)
+		if IsSlow(err) {
+			err = fmt.Errorf("%w; an index such as CREATE INDEX ON %s (…) WHERE %s makes it cheap", err, t.SQL(), t.NotPublished())
+		}
+		return Waiting{}, err
 	}
 	name := t.String()
+	p.counted[name] = true
 	p.rows.WithLabelValues(name).Set(float64(rows))
-	age = p.age(name, rows, seconds, time.Now())
+	age := p.age(name, rows, seconds, time.Now())
 	p.oldest.WithLabelValues(name).Set(age)
-	return rows, age, nil
+	return Waiting{Table: name, Rows: rows, Oldest: age}, nil
 }
 
 // age is how long the oldest row has waited: by its own time, or, where there is none,

@@ -30,6 +30,27 @@ type Target struct {
 	// then left alone, since one of them may not have been delivered.
 	Loose bool
 	sql   string // with one text array per column of Key
+	// columns are the numbers of Key's columns in the table, which a renaming leaves as
+	// they are.
+	columns []int16
+	byEvent *Target
+}
+
+// ByEvent finds rows by the event's id alone, as where the table has no unique key.
+func (t *Target) ByEvent() *Target {
+	if t.Loose {
+		return t
+	}
+	return t.byEvent
+}
+
+// Same tells whether o does the same with the same rows.
+func (t *Target) Same(o *Target) bool { return t.SameKey(o) && t.sql == o.sql }
+
+// SameKey tells whether a key of o is one of t: the columns are the same, under whatever
+// names.
+func (t *Target) SameKey(o *Target) bool {
+	return t.OID == o.OID && t.Loose == o.Loose && slices.Equal(t.columns, o.columns)
 }
 
 // NewTarget looks at a table and refuses (*checkpoint.Refusal) where its rows could not be
@@ -49,25 +70,44 @@ func NewTarget(ctx context.Context, conn *pgx.Conn, t Table) (*Target, error) {
 	if err := t.checkRights(ctx, conn, target.Key); err != nil {
 		return nil, err
 	}
-	types, err := t.columnTypes(ctx, conn, target.Key)
+	types, err := target.readColumns(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
 	target.sql = target.statement(types)
-	// The server looks at names and types now, so that what it cannot do ends the start.
-	if _, err := conn.PgConn().Prepare(ctx, "", target.sql, nil); err != nil {
-		var answer *pgconn.PgError
-		if !errors.As(err, &answer) {
-			return nil, fmt.Errorf("prepare to %s rows of %s: %w", t.After, t.String(), err)
-		}
-		return nil, &checkpoint.Refusal{
-			What:   fmt.Sprintf("rows of outbox table %s cannot be worked on with after: %s", t.String(), t.After),
-			Risk:   "delivered rows would stay as they are",
-			Remedy: "correct the table (a status that is an enum needs the label processed), or set after: keep under its outbox entry",
-			Err:    err,
-		}
+	at := slices.Index(target.Key, t.EventID)
+	target.byEvent = &Target{Table: t, Key: target.Key[at : at+1 : at+1], Loose: true, columns: target.columns[at : at+1]}
+	target.byEvent.sql = target.byEvent.statement(types[at:])
+	if err := target.try(ctx, conn); err != nil {
+		return nil, err
 	}
 	return target, nil
+}
+
+// try has the server look at the statement's names and types now, so that what it cannot do ends the
+// start. Where somebody has the table locked for longer it is left to the first marks.
+func (t *Target) try(ctx context.Context, conn *pgx.Conn) (err error) {
+	if _, err := conn.Exec(ctx, fmt.Sprintf("SET lock_timeout = %d", LockWait.Milliseconds())); err != nil {
+		return fmt.Errorf("set lock_timeout: %w", err)
+	}
+	defer func() {
+		if _, resetErr := conn.Exec(ctx, "RESET lock_timeout"); resetErr != nil {
+			err = errors.Join(err, fmt.Errorf("reset lock_timeout: %w", resetErr))
+		}
+	}()
+	if _, err = conn.PgConn().Prepare(ctx, "", t.sql, nil); err == nil || IsLocked(err) {
+		return nil
+	}
+	var answer *pgconn.PgError
+	if !errors.As(err, &answer) {
+		return fmt.Errorf("prepare to %s rows of %s: %w", t.After, t.String(), err)
+	}
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("rows of outbox table %s cannot be worked on with after: %s", t.String(), t.After),
+		Risk:   "delivered rows would stay as they are",
+		Remedy: "correct the table (a status that is an enum needs the label processed), or set after: keep under its outbox entry",
+		Err:    err,
+	}
 }
 
 // readKey finds the columns by which a row is found.
@@ -139,17 +179,16 @@ func orEventID(t *Table) string {
 	return t.EventID
 }
 
-// columnTypes gives the SQL types of columns.
-func (t *Table) columnTypes(ctx context.Context, conn *pgx.Conn, columns []string) ([]string, error) {
-	var types []string
-	err := conn.QueryRow(ctx, `
-SELECT array_agg(pg_catalog.format_type(a.atttypid, a.atttypmod) ORDER BY c.ord)
+// readColumns looks Key's columns up, and gives their SQL types.
+func (t *Target) readColumns(ctx context.Context, conn *pgx.Conn) (types []string, err error) {
+	err = conn.QueryRow(ctx, `
+SELECT array_agg(pg_catalog.format_type(a.atttypid, a.atttypmod) ORDER BY c.ord), array_agg(a.attnum ORDER BY c.ord)
   FROM unnest($2::text[]) WITH ORDINALITY AS c(name, ord)
-  JOIN pg_catalog.pg_attribute a ON a.attrelid = $1 AND a.attname = c.name AND NOT a.attisdropped`, t.OID, columns).Scan(&types)
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = $1 AND a.attname = c.name AND NOT a.attisdropped`, t.OID, t.Key).Scan(&types, &t.columns)
 	if err != nil {
 		return nil, fmt.Errorf("read the column types of %s: %w", t.String(), err)
 	}
-	if len(types) != len(columns) {
+	if len(types) != len(t.Key) {
 		return nil, fmt.Errorf("read the column types of %s: its columns have just changed", t.String())
 	}
 	return types, nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"time"
 
@@ -14,15 +13,16 @@ import (
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/internal/outbox"
+	"github.com/walrelay/walrelay/internal/phase"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
-	"github.com/walrelay/walrelay/router/format"
 )
 
 // Options configures a Poller.
 type Options struct {
 	DSN         string
 	AppName     string // application_name of our connections
+	Slot        string // that the connector would have with source.mode wal
 	Outbox      []Outbox
 	Interval    time.Duration // how long to wait where nothing was found
 	StopTimeout time.Duration
@@ -52,6 +52,8 @@ type Poller struct {
 	said                  map[string]bool // what is said once
 	fault                 fault
 
+	stall phase.Stall
+
 	mu     sync.Mutex
 	status Status
 }
@@ -59,15 +61,16 @@ type Poller struct {
 // New makes a Poller; Run runs it.
 func New(o Options) *Poller {
 	o.Router.Polled = true
-	return &Poller{
+	p := &Poller{
 		o:             o,
 		connect:       replication.NewConnector(o.DSN, o.AppName),
 		routerMetrics: router.NewMetrics(o.Registerer),
-		metrics:       newMetrics(o.Registerer),
 		pending:       outbox.NewPending(o.Registerer),
 		said:          map[string]bool{},
-		status:        Status{Mode: "polling", Phase: PhaseStarting, Since: time.Now()},
+		status:        Status{Name: o.Router.Name, Mode: "polling", Phase: phase.Starting, Since: time.Now()},
 	}
+	p.metrics = newMetrics(o.Registerer, func() float64 { return p.Status().LagSeconds })
+	return p
 }
 
 // Run polls until ctx ends, which is the signal to stop: then the batch in hand is
@@ -76,8 +79,10 @@ func New(o Options) *Poller {
 // Kafka forbids to go on (*checkpoint.Refusal), where the configuration is wrong, where a
 // row may not be dead-lettered, or where a last batch could not be published in time.
 func (p *Poller) Run(ctx context.Context) error {
+	stopCounting := p.countPending(ctx)
 	defer func() {
-		p.setPhase(PhaseStopped)
+		stopCounting()
+		p.setPhase(phase.Stopped)
 		p.o.Logger.Info().Uint64("records", p.Status().Records).Msg("polling ended")
 	}()
 	const first, most = 100 * time.Millisecond, 10 * time.Second
@@ -88,6 +93,8 @@ func (p *Poller) Run(ctx context.Context) error {
 		switch {
 		case err == nil:
 			return nil
+		case errors.Is(err, errUnfinished):
+			return err
 		case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))):
 			return nil // stopped with nothing in hand
 		case errors.Is(err, errShape):
@@ -128,140 +135,17 @@ func (p *Poller) isFatal(err error) bool {
 	return false
 }
 
-// session is one pass from connecting to a fault.
-type session struct {
-	p   *Poller
-	log zerolog.Logger
-
-	conn      *replication.Conn
-	admin     *router.Client
-	catalog   *router.Catalog
-	publisher *router.Publisher
-	router    *router.Router
-	types     format.Resolver
-	tables    []*table
-	batch     *router.Batch
-}
-
-func (p *Poller) session(ctx context.Context) error {
-	s := &session{p: p, log: p.o.Logger}
-	defer s.close(ctx)
-	p.setPhase(PhaseConnecting)
-	if err := s.open(ctx); err != nil {
-		return err
-	}
-	p.recovered()
-	p.setPhase(PhasePolling)
-	s.log.Info().Int("tables", len(s.tables)).Dur("interval", p.o.Interval).Msg("polling")
-	watching, stop := context.WithCancel(ctx)
-	altered := make(chan error, 1)
-	finished := make(chan struct{})
+// countPending counts what waits to be published, on its own and for as long as Run lasts, so
+// that it is known while Kafka cannot be reached. The function that it returns ends it.
+func (p *Poller) countPending(ctx context.Context) func() {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
 	go func() {
-		defer close(finished)
-		s.watch(watching, altered)
+		defer close(ended)
+		p.pending.Run(ctx, p.connect, p.pendingTables, p.o.Logger)
 	}()
-	err := s.poll(ctx, altered)
-	stop()
-	<-finished
-	return err
-}
-
-// open connects to both sides and looks, changing nothing but missing topics.
-func (s *session) open(ctx context.Context) (err error) {
-	o := &s.p.o
-	if s.conn, err = s.p.connect(ctx); err != nil {
-		return err
-	}
-	s.p.sourceSeen = true
-	if s.admin, err = router.NewAdminClient(o.Kafka); err != nil {
-		return err
-	}
-	// Before any row is locked: a transaction that waits for Kafka holds vacuum back.
-	if err := s.ping(ctx); err != nil {
-		return err
-	}
-	s.p.kafkaSeen = true
-	s.catalog = router.NewCatalog(s.admin)
-	if err := s.inspect(ctx); err != nil {
-		return err
-	}
-	if topic := o.Router.DeadLetterTopic; topic != "" {
-		if err := s.catalog.Ensure(ctx, []string{topic}, o.Topics); err != nil {
-			return fmt.Errorf("look at dead-letter topic %s: %w", topic, err)
-		}
-	}
-	s.batch = router.NewBatch(o.Limits)
-	s.publisher, err = router.NewPublisher(o.Publisher, s.catalog, s.p.routerMetrics)
-	return err
-}
-
-func (s *session) ping(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	if err := s.admin.Ping(ctx); err != nil {
-		return fmt.Errorf("connect to Kafka at %s: %w; check kafka.brokers, kafka.tls and kafka.sasl, and that the brokers run", strings.Join(s.p.o.Kafka.Brokers, ","), err)
-	}
-	return nil
-}
-
-func (s *session) close(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	if s.publisher != nil {
-		s.publisher.Close()
-	}
-	if s.admin != nil {
-		s.admin.Close()
-	}
-	if s.conn != nil {
-		if err := s.conn.Close(ctx); err != nil {
-			s.log.Debug().Err(err).Msg("database connection closed")
-		}
-	}
-}
-
-// say runs f once in the life of the Poller for what.
-func (s *session) say(what string, f func()) {
-	if !s.p.said[what] {
-		s.p.said[what] = true
-		f()
-	}
-}
-
-func (s *session) routerOptions(database string) router.Options {
-	o := s.p.o.Router
-	o.Database = database
-	o.Types = func(oid uint32) (*format.Type, error) { return s.types.Type(oid), nil }
-	return o
-}
-
-// poll goes round the tables. It waits only where no table had anything for us.
-func (s *session) poll(ctx context.Context, altered <-chan error) error {
-	caughtUp := make([]bool, len(s.tables))
-	for {
-		busy, all := false, true
-		for i, t := range s.tables {
-			r, err := s.round(ctx, t)
-			if err != nil {
-				return err
-			}
-			busy = busy || r.published > 0
-			caughtUp[i] = caughtUp[i] || r.complete
-			all = all && caughtUp[i]
-		}
-		if s.p.o.UntilCaughtUp && all {
-			return nil
-		}
-		wait := s.p.o.Interval
-		if busy {
-			wait = 0
-		}
-		select {
-		case err := <-altered:
-			return err
-		case <-ctx.Done():
-			return nil
-		case <-time.After(wait):
-		}
+	return func() {
+		cancel()
+		<-ended
 	}
 }

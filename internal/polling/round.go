@@ -9,9 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/internal/killpoint"
-	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/internal/phase"
 	"github.com/walrelay/walrelay/router"
 )
 
@@ -25,10 +27,9 @@ const (
 	// A broker's restart takes seconds; a transaction that stays open for longer holds
 	// vacuum back in the whole database.
 	publishTimeout = 30 * time.Second
-
-	firstChunk = 64 // rows that are read at a time, until their size is known
-	leastChunk = 16
-	mostChunk  = 2000
+	// abandonedAfter is when the server ends a transaction that does nothing: the longest
+	// that one of ours does nothing is publishTimeout.
+	abandonedAfter = 2 * time.Minute
 )
 
 // outcome is what a round came to.
@@ -38,15 +39,6 @@ type outcome struct {
 	complete bool
 }
 
-// head is a pending row before it is read.
-type head struct {
-	row
-	key int64 // the hash of its key
-}
-
-// row tells where a row is; it holds while the row is locked.
-type row struct{ table, ctid string }
-
 // round publishes what the table has for us; see the package's documentation for its steps.
 func (s *session) round(ctx context.Context, t *table) (o outcome, err error) {
 	if ctx.Err() != nil {
@@ -54,7 +46,9 @@ func (s *session) round(ctx context.Context, t *table) (o outcome, err error) {
 	}
 	wanted, pending, err := s.look(ctx, t)
 	if err != nil || pending == 0 {
-		return outcome{complete: err == nil}, err
+		o.complete = err == nil && len(t.held) == 0
+		t.held = nil
+		return o, err
 	}
 	all := len(wanted)
 	if pending >= shareFrom && all > shareShards {
@@ -68,9 +62,13 @@ func (s *session) round(ctx context.Context, t *table) (o outcome, err error) {
 		return outcome{}, err
 	}
 	defer func() {
-		if err != nil {
-			// The connection may be gone; then the server rolls back.
-			_ = s.exec(working, "ROLLBACK")
+		if err == nil {
+			return
+		}
+		// The connection may be gone; then the server rolls back.
+		_ = s.exec(working, "ROLLBACK")
+		if working.Err() != nil {
+			err = fmt.Errorf("%w: %w", context.Cause(working), err)
 		}
 	}()
 	locked, err := s.lock(working, t, wanted)
@@ -81,34 +79,49 @@ func (s *session) round(ctx context.Context, t *table) (o outcome, err error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	rows, stopped := s.read(working, t, locked, heads)
+	rows, held, stopped := s.read(working, t, locked, heads)
 	var stop *router.StopError
 	if stopped != nil && !errors.As(stopped, &stop) {
 		return outcome{}, stopped
 	}
+	limit := s.p.o.Limits.Records
 	o = outcome{
 		published: len(rows),
-		complete:  len(locked) == all && pending < s.p.o.Limits.Records && len(rows) == len(heads),
+		complete:  len(locked) == all && len(t.held) == 0 && pending < limit && len(rows) == len(heads),
 	}
 	if err := s.publish(working, t, rows); err != nil {
 		return outcome{}, err
 	}
-	if stopped != nil {
-		// What comes before the row that cannot be delivered is; the row stays pending.
-		return o, stopped
-	}
-	return o, nil
+	t.hold(held, max(pending, len(heads)) >= limit, limit)
+	// What comes before a row that cannot be delivered is; the row stays pending.
+	return o, stopped
 }
+
+// hold notes the keys that the next look leaves out. more tells that it would otherwise
+// find them alone.
+func (t *table) hold(keys map[int64]bool, more bool, most int) {
+	if !more || len(t.held)+len(keys) > most {
+		t.held = nil
+		return
+	}
+	for key := range keys {
+		t.held = append(t.held, key)
+	}
+}
+
+// errUnfinished says that the time to stop was not enough for the batch in hand.
+var errUnfinished = errors.New("the batch in hand was not published and marked within stop-timeout")
 
 // untilStop gives a context that ends StopTimeout after ctx does.
 func (s *session) untilStop(ctx context.Context) (context.Context, context.CancelFunc) {
 	working, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	release := context.AfterFunc(ctx, func() {
+		s.p.setPhase(phase.Stopping)
 		t := time.NewTimer(s.p.o.StopTimeout)
 		defer t.Stop()
 		select {
 		case <-t.C:
-			cancel(fmt.Errorf("the batch in hand was not published within stop-timeout (%s); the next start publishes it", s.p.o.StopTimeout))
+			cancel(fmt.Errorf("%w (%s): the next start publishes it, or publishes it again", errUnfinished, s.p.o.StopTimeout))
 		case <-working.Done():
 		}
 	})
@@ -117,7 +130,7 @@ func (s *session) untilStop(ctx context.Context) (context.Context, context.Cance
 
 // look gives the shards that have pending rows among the oldest, and how many rows that are.
 func (s *session) look(ctx context.Context, t *table) (found []int64, pending int, err error) {
-	rows, err := s.query(ctx, t.lookSQL)
+	rows, err := s.query(ctx, t.lookSQL, numbers(t.held))
 	if err != nil {
 		return nil, 0, fmt.Errorf("look for pending rows of %s: %w", t.name(), err)
 	}
@@ -149,148 +162,68 @@ func (s *session) lock(ctx context.Context, t *table, wanted []int64) (locked []
 	return locked, nil
 }
 
-// list gives the pending rows of the shards in their order. It must be a statement of its
-// own, after the locks are taken: its snapshot then has what their last holder committed.
-func (s *session) list(ctx context.Context, t *table, locked []int64) ([]head, error) {
-	if len(locked) == 0 {
-		return nil, nil
-	}
-	rows, err := s.query(ctx, t.listSQL, numbers(locked))
-	if err != nil {
-		return nil, fmt.Errorf("list pending rows of %s: %w", t.name(), err)
-	}
-	heads := make([]head, len(rows))
-	for i, r := range rows {
-		key, err := strconv.ParseInt(string(r[2]), 10, 64)
-		if err != nil {
-			return nil, err
-		}
-		heads[i] = head{row{table: string(r[0]), ctid: string(r[1])}, key}
-	}
-	return heads, nil
-}
-
-// read locks and routes the listed rows into the batch, until that is full, and gives those
-// that are in it. After a *router.StopError the batch holds what comes before.
-func (s *session) read(ctx context.Context, t *table, locked []int64, heads []head) (rows []row, err error) {
-	s.batch.Reset()
-	held := map[int64]bool{} // keys with a row that could not be locked
-	size := firstChunk
-	for len(heads) > 0 && !s.batch.Full() && err == nil {
-		chunk := heads[:min(size, len(heads))]
-		heads = heads[len(chunk):]
-		var bytes int
-		rows, bytes, err = s.readChunk(ctx, t, locked, chunk, held, rows)
-		if bytes > 0 {
-			room := max(s.p.o.Limits.Bytes-s.batch.Bytes(), 0)
-			size = min(max(room/(bytes/len(chunk)+1), leastChunk), mostChunk)
-		}
-	}
-	if s.batch.Records() > 0 {
-		s.batch.Advance(checkpoint.Position{}, false)
-	}
-	return rows, err
-}
-
-func (s *session) readChunk(ctx context.Context, t *table, locked []int64, chunk []head, held map[int64]bool, rows []row) ([]row, int, error) {
-	ctids := make([]string, len(chunk))
-	for i, h := range chunk {
-		ctids[i] = h.ctid
-	}
-	found, err := s.query(ctx, t.readSQL, array(ctids), numbers(locked))
-	if err != nil {
-		return rows, 0, fmt.Errorf("read pending rows of %s: %w", t.name(), err)
-	}
-	byPlace := make(map[row][][]byte, len(found))
-	bytes := 0
-	for _, r := range found {
-		byPlace[row{string(r[0]), string(r[1])}] = r[2:]
-		for _, v := range r {
-			bytes += len(v)
-		}
-	}
-	c := replication.Change{Op: replication.OpRead, Relation: t.relation, Read: &replication.ReadPoint{}}
-	for _, h := range chunk {
-		values, ok := byPlace[h.row]
-		if !ok || held[h.key] {
-			held[h.key] = true
-			continue
-		}
-		c.New = tuple(c.New, values)
-		if err := s.route(ctx, &c); err != nil {
-			return rows, bytes, err
-		}
-		rows = append(rows, h.row)
-	}
-	return rows, bytes, nil
-}
-
-func tuple(to replication.Tuple, values [][]byte) replication.Tuple {
-	to = to[:0]
-	for _, v := range values {
-		kind := replication.ValueText
-		if v == nil {
-			kind = replication.ValueNull
-		}
-		to = append(to, replication.Value{Kind: kind, Text: v})
-	}
-	return to
-}
-
-// route appends the row's record, whose topic is looked up or created first where it is
-// not known yet.
-func (s *session) route(ctx context.Context, c *replication.Change) error {
-	for {
-		err := s.router.Route(c, s.batch)
-		var missing *router.MissingTopicError
-		if !errors.As(err, &missing) {
-			return err
-		}
-		if err := s.catalog.Ensure(ctx, []string{missing.Topic}, s.p.o.Topics); err != nil {
-			var name *router.TopicNameError
-			if errors.As(err, &name) && s.router.RejectTopic(c, missing.Topic, err) {
-				continue // it becomes a dead letter
-			}
-			return fmt.Errorf("look at topic %s: %w", missing.Topic, err)
-		}
-	}
-}
-
 // publish publishes the batch, marks or deletes those of its rows that Kafka has, and
 // commits. Nothing is marked that is not acknowledged: so nothing is lost.
-func (s *session) publish(ctx context.Context, t *table, rows []row) error {
+func (s *session) publish(ctx context.Context, t *table, rows []taken) error {
 	if len(rows) == 0 {
 		return s.exec(ctx, "COMMIT")
 	}
 	limited, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
+	s.p.stall.Delivering(time.Now())
 	acked, fault := s.publisher.Publish(limited, s.batch)
+	s.p.stall.Delivering(time.Time{})
 	killpoint.At(killpoint.Committed)
-	places := map[string][]string{}
+	type group struct {
+		table string
+		mark  bool
+	}
+	places := map[group][]string{}
 	n := 0
 	for i, ok := range acked {
 		if ok {
-			places[rows[i].table] = append(places[rows[i].table], rows[i].ctid)
+			// A row whose event went aside stays where it can be marked: the dead letter need not
+			// have all of it.
+			g := group{rows[i].table, !t.Delete || rows[i].dead && t.markSQL != ""}
+			places[g] = append(places[g], rows[i].ctid)
 			n++
 		}
 	}
-	for oid, ctids := range places {
-		if err := s.done(ctx, t, oid, ctids); err != nil {
-			return errors.Join(fault, err)
+	for g, ctids := range places {
+		sql := t.deleteSQL
+		if g.mark {
+			sql = t.markSQL
+		}
+		if err := s.done(ctx, t, sql, g.table, ctids); err != nil {
+			return because(err, fault)
 		}
 	}
 	if err := s.exec(ctx, "COMMIT"); err != nil {
-		return errors.Join(fault, fmt.Errorf("commit the marks of %s: %w", t.name(), err))
+		return because(fmt.Errorf("commit the marks of %s: %w", t.name(), err), fault)
 	}
 	killpoint.At(killpoint.Confirmed)
 	s.p.published(t, n)
 	return fault
 }
 
-// done marks or deletes rows, and makes sure that they are.
-func (s *session) done(ctx context.Context, t *table, oid string, ctids []string) error {
-	rows, err := s.query(ctx, t.doneSQL, oid, array(ctids))
-	if err != nil {
+// because adds what went wrong before, if anything did.
+func because(err, before error) error {
+	if before == nil {
+		return err
+	}
+	return fmt.Errorf("%w; and %w", before, err)
+}
+
+// done marks or deletes rows, and makes sure that they are. What keeps them pending would
+// do so each time, and each time behind their publication: so it ends the poller.
+func (s *session) done(ctx context.Context, t *table, sql, oid string, ctids []string) error {
+	rows, err := s.query(ctx, sql, oid, array(ctids))
+	var answer *pgconn.PgError
+	switch {
+	case err == nil:
+	case errors.As(err, &answer) && isPermanent(answer):
+		return s.refuseMark(t, len(ctids), len(ctids), err)
+	default:
 		return fmt.Errorf("mark published rows of %s: %w", t.name(), err)
 	}
 	changed, err1 := strconv.Atoi(string(rows[0][0]))
@@ -301,10 +234,15 @@ func (s *session) done(ctx context.Context, t *table, oid string, ctids []string
 	if changed == len(ctids) && pending == 0 {
 		return nil
 	}
+	return s.refuseMark(t, len(ctids)-changed+pending, len(ctids), nil)
+}
+
+func (s *session) refuseMark(t *table, n, of int, err error) error {
 	return &checkpoint.Refusal{
-		What:   fmt.Sprintf("%d of %d published rows of %s could not be marked or deleted: a trigger or a rule of the table keeps them pending", len(ctids)-changed+pending, len(ctids), t.name()),
+		What:   fmt.Sprintf("%d of %d published rows of %s could not be marked or deleted: a trigger, a rule or a constraint of the table keeps them pending", n, of, t.name()),
 		Risk:   "their events would be published again and again; they are in Kafka once more than they are marked",
-		Remedy: fmt.Sprintf("let UPDATE and DELETE by role of source.dsn through in the triggers of %s", t.mark.SQL()),
+		Remedy: fmt.Sprintf("let UPDATE and DELETE by the role of source.dsn through in the triggers and constraints of %s", t.mark.SQL()),
+		Err:    err,
 	}
 }
 

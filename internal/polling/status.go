@@ -1,30 +1,18 @@
 package polling
 
 import (
-	"errors"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/walrelay/walrelay/internal/phase"
 )
-
-// Phase is what the poller is doing.
-type Phase string
-
-// The phases, in the order of a start.
-const (
-	PhaseStarting   Phase = "starting"
-	PhaseConnecting Phase = "connecting"
-	PhasePolling    Phase = "polling"
-	PhaseRetrying   Phase = "retrying"
-	PhaseStopped    Phase = "stopped"
-)
-
-var phases = []Phase{PhaseStarting, PhaseConnecting, PhasePolling, PhaseRetrying, PhaseStopped}
 
 // Status is a copy of the poller's state, for /status.
 type Status struct {
+	Name       string        `json:"name"`
 	Mode       string        `json:"mode"` // polling
-	Phase      Phase         `json:"phase"`
+	Phase      phase.Phase   `json:"phase"`
 	Since      time.Time     `json:"since"`
 	LagSeconds float64       `json:"lag_seconds"` // age of the oldest pending row
 	Records    uint64        `json:"records"`     // published by this process
@@ -44,62 +32,50 @@ func (p *Poller) Status() Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.status
-	s.Tables = append([]TableStatus(nil), s.Tables...)
 	s.Problems = append([]string(nil), s.Problems...)
+	for _, w := range p.pending.Waiting() {
+		s.Tables = append(s.Tables, TableStatus{Table: w.Table, Pending: w.Rows, OldestSeconds: w.Oldest})
+		s.LagSeconds = max(s.LagSeconds, w.Oldest)
+	}
+	s.Problems = append(s.Problems, p.stall.Problem("marked")...)
 	return s
 }
 
 // Ready tells why the poller does not poll, or nil where it does.
 func (p *Poller) Ready() error {
 	s := p.Status()
-	if s.Phase != PhasePolling {
-		return errors.New("phase " + string(s.Phase))
-	}
-	if len(s.Problems) > 0 {
-		return errors.New(s.Problems[0])
-	}
-	return nil
+	return phase.Ready(s.Phase, phase.Polling, s.Problems)
 }
 
 // metrics of the poller itself; those of records are the router's.
 type metrics struct {
-	restarts   *prometheus.CounterVec
-	state      *prometheus.GaugeVec
-	lagSeconds prometheus.Gauge
-	isrShort   prometheus.Gauge
+	restarts *prometheus.CounterVec
+	state    *phase.Gauge
+	isrShort prometheus.Gauge
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
-	vec := func(name, help, label string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{label})
-	}
+func newMetrics(reg prometheus.Registerer, lag func() float64) *metrics {
 	m := &metrics{
 		restarts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "walrelay_restarts_total", Help: "Times that polling started over, by reason.",
 		}, []string{"reason"}),
-		state:      vec("walrelay_state", "1 for the phase that the connector is in.", "phase"),
-		lagSeconds: prometheus.NewGauge(prometheus.GaugeOpts{Name: "walrelay_lag_seconds", Help: "Age of the oldest row that is not published; 0 when caught up."}),
-		isrShort:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "walrelay_isr_short_partitions", Help: "Partitions written to whose in-sync replicas are fewer than their replicas."}),
+		state:    phase.NewGauge(reg, phase.Polled()),
+		isrShort: prometheus.NewGauge(prometheus.GaugeOpts{Name: "walrelay_isr_short_partitions", Help: "Partitions written to whose in-sync replicas are fewer than their replicas."}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.restarts, m.state, m.lagSeconds, m.isrShort)
+		lagSeconds := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "walrelay_lag_seconds", Help: "Age of the oldest row that is not published; 0 when caught up."}, lag)
+		reg.MustRegister(m.restarts, lagSeconds, m.isrShort)
 	}
 	return m
 }
 
-func (p *Poller) setPhase(phase Phase) {
+func (p *Poller) setPhase(now phase.Phase) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.status.Phase != phase {
-		p.status.Phase, p.status.Since = phase, time.Now()
+	if p.status.Phase != now {
+		p.status.Phase, p.status.Since = now, time.Now()
 	}
-	for _, q := range phases {
-		v := 0.0
-		if q == phase {
-			v = 1
-		}
-		p.metrics.state.WithLabelValues(string(q)).Set(v)
-	}
+	p.metrics.state.Set(now)
 }
 
 func (p *Poller) setProblem(text string) {
@@ -119,19 +95,6 @@ func (p *Poller) published(t *table, n int) {
 	p.status.Records += uint64(n)
 }
 
-// measured takes over how the tables stand.
-func (p *Poller) measured(tables []TableStatus, isrShort int64) {
-	lag := 0.0
-	for _, t := range tables {
-		lag = max(lag, t.OldestSeconds)
-	}
-	p.metrics.lagSeconds.Set(lag)
-	p.metrics.isrShort.Set(float64(isrShort))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.status.Tables, p.status.LagSeconds = tables, lag
-}
-
 // fault counts the attempts since a connection was lost, so that it is said once, with a
 // count now and then, and once when it is over.
 type fault struct {
@@ -147,7 +110,7 @@ func (p *Poller) lost(err error) {
 	f.attempts++
 	p.metrics.restarts.WithLabelValues("connection").Inc()
 	p.setProblem(err.Error())
-	p.setPhase(PhaseRetrying)
+	p.setPhase(phase.Retrying)
 	now := time.Now()
 	if f.attempts > 1 && now.Sub(f.said) < sayEvery {
 		return

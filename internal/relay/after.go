@@ -25,11 +25,11 @@ import (
 //  3. What was delivered otherwise than as an event, or put aside, is known to a restart:
 //     by checkpoint.After.
 type after struct {
-	l       *loop
-	marker  *outbox.Marker
-	targets map[uint32]*outbox.Target // by OID
-	tables  map[uint32]checkpoint.AfterTable
-	plans   map[*replication.Relation]*afterPlan
+	l      *loop
+	marker marker
+	lanes  map[uint32]*lane // by OID
+	tables map[uint32]checkpoint.AfterTable
+	plans  map[*replication.Relation]*afterPlan
 
 	head int        // of rows: all before it are done
 	rows []afterRow // in the order of the stream; a snapshot's where they were delivered
@@ -50,26 +50,28 @@ type after struct {
 	kept             int  // a snapshot's rows that the last checkpoint names
 	waiting          bool // the stream waits for marks
 
-	job    outbox.Job
-	picked []int     // the rows of the job, by index
-	busy   bool      // the job is out
-	size   int       // rows of the next job
-	tryAt  time.Time // before it there is none
-	wait   time.Duration
+	work
 	restBy time.Time // the end of the run does not wait for marks any longer
-	fault  afterFault
+}
+
+// marker is an *outbox.Marker.
+type marker interface {
+	Do(j *outbox.Job)
+	Done() <-chan *outbox.Job
+	Close()
 }
 
 // afterRow is a row that was, or is about to be, delivered.
 type afterRow struct {
-	target *outbox.Target
+	lane   *lane
 	id     checkpoint.ChangeID // zero for a snapshot's
 	batch  uint64              // that a snapshot's row leaves with
 	before checkpoint.LSN      // up to here PostgreSQL may be told as long as it is not marked
 	xid    checkpoint.XID
 	at, n  int // its key in keys
 	state  afterState
-	tryAt  time.Time
+	fails  uint8     // how often it was in the way, or may have been
+	tryAt  time.Time // not before
 }
 
 type afterState uint8
@@ -83,26 +85,18 @@ const (
 // afterPlan is where a relation's rows have their keys; columns is nil where nothing
 // becomes of them.
 type afterPlan struct {
-	target  *outbox.Target
+	lane    *lane
 	columns []int
 }
 
 const (
 	// maxUnmarked bounds the memory: with so many rows that are delivered and not marked
-	// the stream waits. Some 15 MB.
+	// the stream waits. Some 30 MB, with those that are done in between.
 	maxUnmarked = 100_000
 	// maxAfterKept and maxAfterBytes bound what the checkpoint holds of a snapshot's rows,
 	// and the dead letters in it.
 	maxAfterKept  = 1000
 	maxAfterBytes = 64 << 10
-	// rowsPerMark is how many rows are marked by one statement: few enough that the
-	// application does not wait long for their locks.
-	rowsPerMark = 1000
-	// unseenAfter is when a row is looked for again whose transaction is not visible yet.
-	unseenAfter = 10 * time.Millisecond
-	// rowRetry is when a row is tried again that its own lock, trigger or constraint kept
-	// from being marked.
-	rowRetry = 2 * time.Second
 	// restBudget is how long the end of a run waits for marks; the next start makes those
 	// that are left.
 	restBudget = 3 * time.Second
@@ -111,8 +105,8 @@ const (
 // newAfter goes on from a checkpoint.
 func newAfter(l *loop, targets []*outbox.Target, cp checkpoint.Checkpoint) (*after, error) {
 	a := &after{
-		l: l, targets: map[uint32]*outbox.Target{}, tables: map[uint32]checkpoint.AfterTable{},
-		plans: map[*replication.Relation]*afterPlan{}, size: rowsPerMark, batch: 1, start: cp.Position,
+		l: l, lanes: map[uint32]*lane{}, tables: map[uint32]checkpoint.AfterTable{},
+		plans: map[*replication.Relation]*afterPlan{}, batch: 1, start: cp.Position,
 	}
 	a.old.Done = cp.Position.Next()
 	if cp.After != nil {
@@ -121,14 +115,18 @@ func newAfter(l *loop, targets []*outbox.Target, cp checkpoint.Checkpoint) (*aft
 	// What stands there is not marked yet, so those of a restart of a restart.
 	a.dead = slices.Clone(a.old.Dead)
 	for _, t := range targets {
-		a.targets[t.OID] = t
+		a.lanes[t.OID] = newLane(t)
 		a.tables[t.OID] = checkpoint.AfterTable{From: cp.Position.Next()}
 		known, ok := a.old.Tables[t.OID]
 		if !ok {
 			continue // what was delivered before was not to be marked
 		}
 		a.tables[t.OID] = checkpoint.AfterTable{From: known.From}
-		if len(known.Rows) > 0 && !slices.Equal(known.Key, t.Key) {
+		lane := a.lanes[t.OID]
+		if slices.Equal(known.Key, t.ByEvent().Key) {
+			lane = lane.loose()
+		}
+		if len(known.Rows) > 0 && !slices.Equal(known.Key, lane.target.Key) {
 			return nil, &checkpoint.Refusal{
 				What: fmt.Sprintf("the key of outbox table %s is %v, and %d rows that were delivered and not marked are known by %v",
 					t.String(), t.Key, len(known.Rows), known.Key),
@@ -141,11 +139,11 @@ func newAfter(l *loop, targets []*outbox.Target, cp checkpoint.Checkpoint) (*aft
 			for _, text := range row {
 				a.key = outbox.AppendColumn(a.key, []byte(text))
 			}
-			a.add(afterRow{target: t})
+			a.add(afterRow{lane: lane})
 		}
 	}
 	for oid, known := range a.old.Tables {
-		if a.targets[oid] == nil && len(known.Rows) > 0 {
+		if a.lanes[oid] == nil && len(known.Rows) > 0 {
 			l.s.log.Warn().Uint32("oid", oid).Int("rows", len(known.Rows)).
 				Msg("delivered rows of an outbox table stay unmarked: the configuration does not want them marked any more, or the table is gone")
 		}
@@ -154,36 +152,38 @@ func newAfter(l *loop, targets []*outbox.Target, cp checkpoint.Checkpoint) (*aft
 }
 
 // active tells whether anything is marked at all.
-func (a *after) active() bool { return len(a.targets) > 0 }
+func (a *after) active() bool { return len(a.lanes) > 0 }
 
 // plan finds out what becomes of a relation's rows.
 func (a *after) plan(rel *replication.Relation) (*afterPlan, error) {
 	if p := a.plans[rel]; p != nil {
 		return p, nil
 	}
-	p := &afterPlan{target: a.targets[rel.OID]}
-	if p.target == nil && a.l.s.r.o.afterOf(rel.Schema+"."+rel.Name) != outbox.Keep {
-		// Made, or made anew, since the start.
-		t, err := a.l.s.newTarget(rel)
-		if err != nil {
-			return nil, err
-		}
-		if t != nil {
-			a.targets[rel.OID], p.target = t, t
-			a.tables[rel.OID] = checkpoint.AfterTable{From: a.l.pos.Next()}
+	p := &afterPlan{}
+	// By the entry that the router goes by: a row that is no event there is none to be marked.
+	if a.l.s.r.o.afterOf(a.l.s.entryOf(rel)) != outbox.Keep {
+		if p.lane = a.lanes[rel.OID]; p.lane == nil {
+			// Made, or made anew, since the start.
+			t, err := a.l.s.newTarget(rel)
+			if err != nil {
+				return nil, err
+			}
+			if t != nil {
+				p.lane = newLane(t)
+				a.lanes[rel.OID] = p.lane
+				a.tables[rel.OID] = checkpoint.AfterTable{From: a.l.pos.Next()}
+			}
 		}
 	}
-	if p.target != nil {
-		for _, name := range p.target.Key {
-			at := slices.IndexFunc(rel.Columns, func(c replication.Column) bool { return c.Name == name })
-			if at < 0 {
-				return nil, &checkpoint.Refusal{
-					What:   fmt.Sprintf("the stream does not send column %s of outbox table %s", name, p.target.String()),
-					Risk:   "its delivered rows could not be found to be marked",
-					Remedy: "publish all columns of its key, or start again where the key has changed, or set after: keep under its outbox entry",
-				}
+	if p.lane != nil && !p.find(rel) {
+		// A column of the key has had another name, or is not published. The event's id
+		// there has to be.
+		if p.lane = p.lane.loose(); !p.find(rel) {
+			return nil, &checkpoint.Refusal{
+				What:   fmt.Sprintf("the stream does not send column %s of outbox table %s", p.lane.target.EventID, p.lane.target.String()),
+				Risk:   "its delivered rows could not be found to be marked",
+				Remedy: "publish the column that is the event's id, or set after: keep under its outbox entry",
 			}
-			p.columns = append(p.columns, at)
 		}
 	}
 	if len(a.plans) > 1000 { // RELATION messages of long ago
@@ -191,6 +191,19 @@ func (a *after) plan(rel *replication.Relation) (*afterPlan, error) {
 	}
 	a.plans[rel] = p
 	return p, nil
+}
+
+// find finds the key's columns in a relation.
+func (p *afterPlan) find(rel *replication.Relation) bool {
+	p.columns = p.columns[:0]
+	for _, name := range p.lane.target.Key {
+		at := slices.IndexFunc(rel.Columns, func(c replication.Column) bool { return c.Name == name })
+		if at < 0 {
+			return false
+		}
+		p.columns = append(p.columns, at)
+	}
+	return true
 }
 
 // begin notes where a source transaction begins.
@@ -202,7 +215,7 @@ func (a *after) passed(c *replication.Change, dead bool) error {
 		return nil
 	}
 	p, err := a.plan(c.Relation)
-	if err != nil || p.target == nil {
+	if err != nil || p.lane == nil {
 		return err
 	}
 	switch {
@@ -210,10 +223,10 @@ func (a *after) passed(c *replication.Change, dead bool) error {
 		a.dead = append(a.dead, changeID(c))
 	case c.Read == nil:
 		a.pack(p, c)
-		a.add(afterRow{target: p.target, id: changeID(c), before: a.before, xid: c.Txn.XID})
+		a.add(afterRow{lane: p.lane, id: changeID(c), before: a.before, xid: c.Txn.XID})
 	case !dead:
 		a.pack(p, c)
-		a.add(afterRow{target: p.target, batch: a.batch})
+		a.add(afterRow{lane: p.lane, batch: a.batch})
 	}
 	return nil
 }
@@ -225,18 +238,23 @@ func (a *after) again(c *replication.Change) error {
 		return nil
 	}
 	p, err := a.plan(c.Relation)
-	if err != nil || p.target == nil {
+	if err != nil || p.lane == nil {
 		return err
 	}
 	id := changeID(c)
-	if id.Before(a.old.Done) || id.Before(a.tables[p.target.OID].From) {
+	if id.Before(a.old.Done) || id.Before(a.tables[p.lane.target.OID].From) {
 		return nil
 	}
 	if _, dead := slices.BinarySearchFunc(a.old.Dead, id, checkpoint.ChangeID.Compare); dead {
 		return nil
 	}
+	for _, s := range a.old.Skipped {
+		if s.Has(id) {
+			return nil // not delivered, and never will be
+		}
+	}
 	a.pack(p, c)
-	a.add(afterRow{target: p.target, id: id, before: a.before, xid: c.Txn.XID})
+	a.add(afterRow{lane: p.lane, id: id, before: a.before, xid: c.Txn.XID})
 	return nil
 }
 
@@ -375,6 +393,11 @@ func (a *after) checkpoint(cp *checkpoint.Checkpoint) {
 			out.Dead = append(out.Dead, id)
 		}
 	}
+	for _, s := range a.old.Skipped {
+		if out.Done.Before(s.To) {
+			out.Skipped = append(out.Skipped, s)
+		}
+	}
 	cp.After = out
 	if a.reads == 0 {
 		return
@@ -385,10 +408,11 @@ func (a *after) checkpoint(cp *checkpoint.Checkpoint) {
 		if row.state == rowDone || !row.id.IsZero() {
 			continue
 		}
-		t := out.Tables[row.target.OID]
-		t.Key = row.target.Key
+		oid := row.lane.target.OID
+		t := out.Tables[oid]
+		t.Key = row.lane.target.Key
 		t.Rows = append(t.Rows, outbox.SplitKey(a.keys[row.at:row.at+row.n], len(t.Key)))
-		out.Tables[row.target.OID] = t
+		out.Tables[oid] = t
 		a.kept++
 	}
 }

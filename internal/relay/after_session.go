@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/lookup"
 	"github.com/walrelay/walrelay/internal/outbox"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
@@ -70,7 +71,7 @@ func (s *session) checkAfter(ctx context.Context) error {
 
 // newTarget looks at a table that the stream has just shown; nil where it is gone.
 func (s *session) newTarget(rel *replication.Relation) (*outbox.Target, error) {
-	ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
+	ctx, cancel := context.WithTimeout(s.r.base, lookup.Timeout)
 	defer cancel()
 	described, err := replication.Describe(ctx, s.conn, []uint32{rel.OID})
 	if err != nil || described[rel.OID] == nil {
@@ -79,13 +80,33 @@ func (s *session) newTarget(rel *replication.Relation) (*outbox.Target, error) {
 	return s.readTarget(ctx, described[rel.OID])
 }
 
+// renewTarget looks at a target's table again: it may be gone, or, which gives nil, have
+// another name, by which the configuration does not want its rows marked.
+func (s *session) renewTarget(was *outbox.Target) (t *outbox.Target, gone bool, err error) {
+	ctx, cancel := context.WithTimeout(s.r.base, lookup.Timeout)
+	defer cancel()
+	described, err := replication.Describe(ctx, s.conn, []uint32{was.OID})
+	if err != nil {
+		return nil, false, err
+	}
+	rel := described[was.OID]
+	if rel == nil {
+		return nil, true, nil
+	}
+	if s.r.o.afterOf(s.entryOf(rel)) != was.After {
+		return nil, false, nil
+	}
+	t, err = s.readTarget(ctx, rel)
+	return t, false, err
+}
+
 // readTarget finds out how rows of a table are marked or deleted.
 func (s *session) readTarget(ctx context.Context, rel *replication.Relation) (*outbox.Target, error) {
 	trial, err := s.trialRouter()
 	if err != nil {
 		return nil, err
 	}
-	t, err := outboxTable(trial, rel, s.r.o.afterOf(rel.Schema+"."+rel.Name))
+	t, err := outboxTable(trial, rel, s.r.o.afterOf(s.entryOf(rel)))
 	if err != nil {
 		return nil, err
 	}
@@ -102,8 +123,26 @@ func (s *session) readTarget(ctx context.Context, rel *replication.Relation) (*o
 // trialRouter makes a router to ask about tables with.
 func (s *session) trialRouter() (*router.Router, error) {
 	o := s.r.o.Router
-	o.Types = s.typeCache().Lookup
-	return router.NewRouter(o, s.catalog)
+	o.Types = s.lookup.Types(nil).Lookup
+	r, err := router.NewRouter(o, s.catalog)
+	if err != nil {
+		return nil, err
+	}
+	r.Outboxes(s.outboxes)
+	return r, nil
+}
+
+// entryOf names the outbox entry of a table, whatever the WAL has it under; its own name where
+// it has none.
+func (s *session) entryOf(rel *replication.Relation) string {
+	return s.entry(rel.OID, rel.Schema+"."+rel.Name)
+}
+
+func (s *session) entry(oid uint32, name string) string {
+	if entry, ok := s.outboxes[oid]; ok {
+		return entry
+	}
+	return name
 }
 
 // outboxTable describes an outbox table to those who work on its rows.
@@ -136,7 +175,7 @@ func (r *Relay) countPending(ctx context.Context) func() {
 
 // pendingTables describes the tables whose rows are marked or deleted.
 func (r *Relay) pendingTables(ctx context.Context, conn *replication.Conn) ([]outbox.Table, error) {
-	s := session{r: r, conn: conn, catalog: router.NewCatalog(nil)} // to ask about tables with
+	s := session{r: r, conn: conn, lookup: lookup.New(r.base, conn), catalog: router.NewCatalog(nil)} // to ask about tables with
 	tables, err := replication.Tables(ctx, conn)
 	if err != nil {
 		return nil, err

@@ -49,9 +49,10 @@ type anchor struct {
 	conn  *replication.Conn
 	named []string
 
-	marks   []anchorMark // rising
-	oldest  anchorMark   // where the anchor stands
-	had     bool         // it was there once
+	marks   []anchorMark      // rising
+	oldest  anchorMark        // where the anchor stands
+	stored  checkpoint.Anchor // the same as the checkpoint had it at the start
+	had     bool              // it was there once
 	touched time.Time
 	said    string
 	warned  bool // of max-retained-wal
@@ -73,6 +74,7 @@ func newAnchor(r *Relay) *anchor {
 // shows that the connector ran before.
 func (a *anchor) run(ctx context.Context, named []string) {
 	a.named = named
+	a.stored = a.r.anchorAt()
 	tick := time.NewTicker(anchorInterval)
 	defer tick.Stop()
 	defer a.disconnect()
@@ -133,11 +135,12 @@ func (a *anchor) look(ctx context.Context) (err error) {
 			return replication.DropSlot(ctx, a.conn, a.name)
 		}
 		a.r.setReplay(nil)
+		a.r.setAnchor(checkpoint.Anchor{})
 		return nil
 	}
 	a.mark(live.ConfirmedFlush, room.Now)
 	if why := a.letGo(slot, found, live, room); why != "" {
-		return a.replace(ctx, found, why, room.Now)
+		return a.replace(ctx, found, why)
 	}
 	a.had = true
 	if err := a.know(ctx, slot, live, room.Now); err != nil {
@@ -146,9 +149,15 @@ func (a *anchor) look(ctx context.Context) (err error) {
 	if err := a.advance(ctx, slot, live, room); err != nil {
 		return err
 	}
-	at := a.oldest.at
-	a.r.setReplay(&ReplayStatus{Slot: a.name, OldestLSN: a.oldest.lsn.String(), OldestTime: &at, Retained: int64(room.WALEnd - slot.RestartLSN)})
+	a.report(int64(room.WALEnd - slot.RestartLSN))
 	return nil
+}
+
+// report tells how far back replay reaches.
+func (a *anchor) report(retained int64) {
+	at := a.oldest.at
+	a.r.setReplay(&ReplayStatus{Slot: a.name, OldestLSN: a.oldest.lsn.String(), OldestTime: &at, Retained: retained})
+	a.r.setAnchor(checkpoint.Anchor{LSN: a.oldest.lsn, At: at})
 }
 
 // warn says once that the live slot keeps more than max-retained-wal.
@@ -205,7 +214,7 @@ func (a *anchor) letGo(slot replication.Slot, found bool, live replication.Slot,
 	return ""
 }
 
-func (a *anchor) replace(ctx context.Context, found bool, why string, now time.Time) error {
+func (a *anchor) replace(ctx context.Context, found bool, why string) error {
 	if found {
 		if err := replication.DropSlot(ctx, a.conn, a.name); err != nil {
 			return err
@@ -215,19 +224,30 @@ func (a *anchor) replace(ctx context.Context, found bool, why string, now time.T
 	if err != nil {
 		return err
 	}
+	// Behind the copy: what is committed before the anchor was committed by then, and a replay
+	// from that time on leaves nothing out.
+	room, err := replication.ReadRoom(ctx, a.conn)
+	if err != nil {
+		return err
+	}
+	now := room.Now
 	e := a.log.Info()
 	if found || a.had {
 		e = a.log.Warn()
 	}
 	e.Str("slot", a.name).Stringer("lsn", lsn).Msg(why)
 	a.had, a.oldest, a.touched = true, anchorMark{lsn, now}, now
-	a.r.setReplay(&ReplayStatus{Slot: a.name, OldestLSN: lsn.String(), OldestTime: &now})
+	a.report(0)
 	return nil
 }
 
 // know finds the time of where the anchor stands, after a start.
 func (a *anchor) know(ctx context.Context, slot, live replication.Slot, now time.Time) error {
 	if a.oldest.lsn == slot.ConfirmedFlush {
+		return nil
+	}
+	if a.stored.LSN == slot.ConfirmedFlush {
+		a.oldest = anchorMark{a.stored.LSN, a.stored.At}
 		return nil
 	}
 	m, err := a.first(ctx, slot.ConfirmedFlush, live.ConfirmedFlush, now)
@@ -345,4 +365,17 @@ func (r *Relay) setReplay(s *ReplayStatus) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.status.Replay = s
+}
+
+// setAnchor notes where the anchor stands, for the next checkpoint.
+func (r *Relay) setAnchor(at checkpoint.Anchor) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.anchored = at
+}
+
+func (r *Relay) anchorAt() checkpoint.Anchor {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.anchored
 }

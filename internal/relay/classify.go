@@ -33,12 +33,15 @@ func (r *Relay) classify(err error) (verdict, string) {
 		stop     *router.StopError
 		protocol *replication.ProtocolError
 		kafka    *kafkaError
+		altered  *replication.AlteredError
 	)
 	switch {
 	case errors.Is(err, checkpoint.ErrBroken):
 		return fatal, "bug"
 	case errors.Is(err, errPublicationsReady):
 		return restart, "publication"
+	case errors.Is(err, errNewOutbox):
+		return restart, "outbox"
 	case checkpoint.IsRefusal(err):
 		return fatal, "refused"
 	case errors.Is(err, snapshot.ErrBroken):
@@ -61,7 +64,7 @@ func (r *Relay) classify(err error) (verdict, string) {
 		return fatal, "refused"
 	case replication.DecodingFailed(err):
 		return fatal, "decoding"
-	case replication.IsServer(err):
+	case replication.IsServer(err), errors.As(err, &altered):
 		return retry, "source"
 	case errors.Is(err, ckafka.ErrOpenTransaction):
 		return retry, "open-transaction"

@@ -43,6 +43,8 @@ func TestEveryErrorHasOneMeaning(t *testing.T) {
 		{"a wrong password ends a start", fresh, fmt.Errorf("connect: %w", replication.ErrAuth), fatal, "source"},
 		{"and is waited out later", seen, fmt.Errorf("connect: %w", replication.ErrAuth), retry, "source"},
 		{"WAL that cannot be decoded ends the run", seen, &pgconn.PgError{Code: "XX000", Where: plugin}, fatal, "decoding"},
+		{"so does a change of a table that the server does not find", seen, &pgconn.PgError{Code: "XX000", Routine: "ReorderBufferProcessTXN"}, fatal, "decoding"},
+		{"tables that are altered whenever a slot is created are waited out", fresh, fmt.Errorf("create: %w", &replication.AlteredError{}), retry, "source"},
 		{"a server that goes down while it decodes is waited for", seen, &pgconn.PgError{Code: "57P01", Where: plugin}, retry, "source"},
 		{"a server's other errors are waited out", seen, &pgconn.PgError{Code: "57P03"}, retry, "source"},
 		{"an unknown Kafka host ends a start", fresh, onKafka(unknownHost), fatal, "kafka"},
@@ -53,6 +55,7 @@ func TestEveryErrorHasOneMeaning(t *testing.T) {
 		{"a lost connection starts over", seen, fmt.Errorf("read: %w", io.ErrUnexpectedEOF), retry, "connection"},
 		{"a refused connection starts over", fresh, &net.OpError{Op: "dial", Err: errors.New("refused")}, retry, "connection"},
 		{"a publication that can be named starts over at once", seen, errPublicationsReady, restart, "publication"},
+		{"so does an outbox table that is new", seen, errNewOutbox, restart, "outbox"},
 		{"what nobody thought of is a bug", seen, errors.New("what nobody thought of"), fatal, "bug"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 // is in the list.
 func CleanOutbox(ctx context.Context, o Options, c outbox.CleanOptions) ([]outbox.Cleaned, error) {
 	o.Registerer = nil
-	after := map[string]string{}
+	wanted, after := o.After, map[string]string{}
 	for _, name := range o.Publications.Outbox {
 		after[name] = outbox.Mark // whatever the configuration says: all of them are looked at
 	}
@@ -43,6 +43,10 @@ func CleanOutbox(ctx context.Context, o Options, c outbox.CleanOptions) ([]outbo
 	}
 	list := []outbox.Cleaned{}
 	for _, t := range tables {
+		if t.Mark == "" && wanted[t.String()] == outbox.Delete {
+			list = append(list, outbox.Cleaned{Table: t.String(), Dropped: []string{}, Left: []string{}}) // delivered rows are gone
+			continue
+		}
 		cleaned, err := outbox.Clean(ctx, r.primary, t, c)
 		list = append(list, cleaned)
 		if err != nil {

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router"
 )
 
 // checkColumns refuses an entry of source.columns that names no table, or one whose rows
@@ -60,24 +62,38 @@ func (s *session) wasDropped(name string, tables []replication.Table) bool {
 	return false
 }
 
-// guardColumns tells the router how the tables of source.columns look now.
-func (s *session) guardColumns(ctx context.Context) error {
-	if len(s.r.o.Router.Columns) == 0 {
-		return nil
-	}
-	tables, err := replication.Tables(ctx, s.conn)
-	if err != nil {
-		return err
-	}
-	var oids []uint32
-	for _, t := range tables {
-		if _, hidden := s.r.o.Router.Columns[t.String()]; hidden {
-			oids = append(oids, t.OID)
+// checkSent refuses an outbox table of which the stream does not bring a column that its
+// events are made of: they would leave without it, under another key even.
+func (s *session) checkSent(ctx context.Context, trial *router.Router, rel *replication.Relation) error {
+	publication := ""
+	if s.r.o.Existing {
+		publication = s.facts.Publication
+		if !s.facts.PublicationFound {
+			return nil // that is another refusal
 		}
 	}
-	described, err := replication.Describe(ctx, s.conn, oids)
+	unsent, err := replication.UnsentColumns(ctx, s.conn, rel.OID, publication)
+	if err != nil || len(unsent) == 0 {
+		return err
+	}
+	uses, err := trial.OutboxUses(rel)
 	if err != nil {
 		return err
 	}
-	return s.router.Guard(slices.Collect(maps.Values(described))...)
+	var problems []error
+	for _, column := range unsent {
+		if uses[column] == nil {
+			continue
+		}
+		remedy := "make it a plain column that the application or a trigger fills; or publish stored generated columns, which PostgreSQL 18 can; or let columns: under outbox name another"
+		if publication != "" {
+			remedy = fmt.Sprintf("add it to the column list of publication %s; of a generated column make a plain one, or publish it (publish_generated_columns = stored, PostgreSQL 18); or let columns: under outbox name another", publication)
+		}
+		problems = append(problems, &checkpoint.Refusal{
+			What:   fmt.Sprintf("column %q of outbox table %s.%s is used (%s), and the stream does not bring it", column, rel.Schema, rel.Name, strings.Join(uses[column], ", ")),
+			Risk:   "events would leave without it, or not at all",
+			Remedy: remedy,
+		})
+	}
+	return errors.Join(problems...)
 }

@@ -8,7 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
+	"github.com/walrelay/walrelay/internal/lookup"
+	"github.com/walrelay/walrelay/internal/outbox"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
 )
@@ -20,6 +23,7 @@ func (s *session) inspect(ctx context.Context) (err error) {
 	if s.conn, err = s.r.connect(ctx); err != nil {
 		return err
 	}
+	s.lookup = lookup.New(s.r.base, s.conn)
 	s.r.sourceReached()
 	if s.admin, err = router.NewAdminClient(o.Kafka); err != nil {
 		return fmt.Errorf("make Kafka client: %w", err)
@@ -71,9 +75,9 @@ func (s *session) checkTables(ctx context.Context, tables []replication.Table) e
 	var oids []uint32
 	inserts := map[uint32]bool{}
 	for _, t := range tables {
-		outbox := slices.Contains(s.r.o.Publications.Outbox, t.String())
+		events := slices.Contains(s.r.o.Publications.Outbox, t.String())
 		_, keyed := s.r.o.Router.Keys[t.String()]
-		if _, hidden := s.r.o.Router.Columns[t.String()]; outbox || keyed || hidden {
+		if _, hidden := s.r.o.Router.Columns[t.String()]; events || keyed || hidden {
 			oids = append(oids, t.OID)
 			inserts[t.OID] = !t.Updatable
 		}
@@ -102,25 +106,40 @@ func (s *session) checkTables(ctx context.Context, tables []replication.Table) e
 		} else if len(recognised) > 0 && !s.r.saidOutbox {
 			s.log.Info().Str("table", rel.Schema+"."+rel.Name).Strs("columns", recognised).Msg("outbox table recognised")
 		}
+		if err == nil && len(recognised) > 0 {
+			problems = append(problems, s.checkMoves(ctx, trial, rel), s.checkSent(ctx, trial, rel))
+		}
 	}
 	s.r.saidOutbox = true
 	return errors.Join(problems...)
 }
 
-// readDatabase reads what the server says of itself. Where the role may not read the
-// system identifier from SQL, a replication connection tells it.
-func (s *session) readDatabase(ctx context.Context) (err error) {
-	db := &s.facts.Database
-	if *db, err = replication.ReadDatabase(ctx, s.conn); err != nil || db.SystemID != "" {
+// checkMoves refuses an outbox table whose rows move to another partition when they are
+// marked, by us or by the application: PostgreSQL writes that as a delete and an insert, and
+// an insert is an event.
+func (s *session) checkMoves(ctx context.Context, trial *router.Router, rel *replication.Relation) error {
+	t, err := outboxTable(trial, rel, outbox.Mark)
+	if err != nil || t.Mark == "" {
 		return err
 	}
-	side, err := s.openStream(ctx)
+	columns, err := replication.PartitionColumns(ctx, s.conn, rel.OID)
+	if err != nil || !slices.Contains(columns, t.Mark) {
+		return err
+	}
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("outbox table %s is partitioned by %s, which marks its published rows", t.String(), t.Mark),
+		Risk:   "a row that is marked moves to another partition, which is an insert in the WAL: each event would be sent twice",
+		Remedy: "partition the table by a column that stays as it is, such as created_at; or give it a column published_at timestamptz, which is the mark then",
+	}
+}
+
+// readDatabase reads what the server says of itself.
+func (s *session) readDatabase(ctx context.Context) error {
+	cfg, err := replication.WalsenderConfig(s.r.o.DSN, s.r.o.AppName, s.r.o.ConnOptions...)
 	if err != nil {
 		return err
 	}
-	defer side.Abort()
-	system, err := side.Identify(ctx)
-	db.SystemID = system.SystemID
+	s.facts.Database, err = replication.ReadSource(ctx, s.conn, cfg)
 	return err
 }
 
@@ -170,6 +189,13 @@ func (s *session) planTables(ctx context.Context) error {
 	if err := s.checkTables(ctx, tables); err != nil {
 		return err
 	}
+	known := map[uint32]string{}
+	for oid, p := range s.facts.Checkpoint.Tables {
+		known[oid] = p.Table
+	}
+	if err := refuseRenamed(tables, s.r.o.Publications.Outbox, known); err != nil {
+		return err
+	}
 	if s.r.o.Existing {
 		if !s.facts.PublicationFound {
 			return nil // VerifyStart says so
@@ -203,4 +229,27 @@ func (s *session) claimTopics(r *router.Router) ([]string, error) {
 		topics = append(topics, s.r.o.Router.TableTopic(t.Schema, t.Name))
 	}
 	return topics, nil
+}
+
+// refuseRenamed refuses where an outbox table of the configuration, names, is not there, and one
+// that was it, by known, has another name, which the configuration does not have: the table
+// would leave the publication, and what is written to it would not be sent.
+func refuseRenamed(tables []replication.Table, names []string, known map[uint32]string) error {
+	there := map[string]bool{}
+	for _, t := range tables {
+		there[t.String()] = true
+	}
+	var problems []error
+	for _, t := range tables {
+		was := known[t.OID]
+		if was == "" || there[was] || !slices.Contains(names, was) || slices.Contains(names, t.String()) {
+			continue
+		}
+		problems = append(problems, &checkpoint.Refusal{
+			What:   fmt.Sprintf("outbox table %s was renamed to %s", was, t),
+			Risk:   "events that are written to it would not be sent",
+			Remedy: fmt.Sprintf("set table: %s in its outbox entry, and start again: nothing is lost, or sent twice", t),
+		})
+	}
+	return errors.Join(problems...)
 }

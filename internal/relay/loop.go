@@ -7,10 +7,8 @@ import (
 	"time"
 
 	"github.com/walrelay/walrelay/checkpoint"
-	"github.com/walrelay/walrelay/internal/killpoint"
-	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/internal/phase"
 	"github.com/walrelay/walrelay/router"
-	"github.com/walrelay/walrelay/snapshot"
 )
 
 // loop is the one loop: it takes events from the stream, routes them into a batch,
@@ -38,6 +36,7 @@ type loop struct {
 	tail        checkpoint.Cut // the open source transaction and its changes routed so far
 	tailTime    time.Time      // its commit time
 
+	past    *history       // what is sent again; nil once it is known
 	sent    checkpoint.LSN // up to here the stream has sent everything
 	inTxn   bool           // a source transaction is open
 	now     time.Time      // of this round
@@ -49,6 +48,7 @@ type loop struct {
 	endedAt   time.Time // when the last delivery ended
 	stalled   bool      // the batch in hand must leave before another event is taken
 	stopping  bool
+	failed    error // a change that may not be put aside; the run ends with it
 	horizons  <-chan checkpoint.Publication
 	news      <-chan news
 	lost      <-chan error // the primary, where that is not the source
@@ -57,26 +57,13 @@ type loop struct {
 	published bool           // publish changed and is not in a checkpoint yet
 }
 
-// delivery is a batch on its way, with the checkpoint after it.
-type delivery struct {
-	batch *router.Batch
-	cp    checkpoint.Checkpoint
-}
-
-// idleInterval is how often a position moves that no records go with: WAL of other
-// databases, or changes that are all excluded.
-const idleInterval = 2 * time.Second
-
-// eventsPerLook is how many events are taken between two looks at everything else.
-const eventsPerLook = 256
-
-// eventsPerTxn is how many are taken, at most, to come to the end of a source transaction:
-// rows of a snapshot go out only there, and a stream that never pauses must not keep them.
-const eventsPerTxn = 16 * eventsPerLook
-
 // errPublicationsReady ends a session so that the next one names a publication whose
 // horizon the slot has reached.
 var errPublicationsReady = errors.New("another publication can be named now")
+
+// errNewOutbox ends a session so that the next one reads what was written to an outbox table
+// before it was published.
+var errNewOutbox = errors.New("an outbox table is new")
 
 func newLoop(s *session, cp checkpoint.Checkpoint) *loop {
 	return &loop{
@@ -89,6 +76,7 @@ func newLoop(s *session, cp checkpoint.Checkpoint) *loop {
 		committed: cp.Position,
 		publish:   cp.Publications,
 		rewound:   cp.Rewound,
+		past:      newHistory(cp.Position, s.facts.Slot.ConfirmedFlush),
 		sent:      s.facts.Slot.ConfirmedFlush,
 		now:       time.Now(),
 	}
@@ -106,7 +94,7 @@ func (l *loop) run(ctx context.Context) error {
 		l.deliver(deliverCtx)
 	}()
 	err := l.stream(ctx)
-	defer l.s.r.delivering(time.Time{})
+	defer l.s.r.stall.Delivering(time.Time{})
 	if err != nil && l.inFlight != nil && !l.stopping { // stopping has had its budget
 		// Whatever comes of it, the next session reads it from the checkpoint.
 		l.awaitDelivery(abandonAfter)
@@ -114,49 +102,13 @@ func (l *loop) run(ctx context.Context) error {
 	cancel(errLoopEnded)
 	close(l.work)
 	<-finished
-	if err == nil {
+	if err == nil || l.failed != nil {
 		l.settle(context.WithoutCancel(ctx))
 	}
 	return err
 }
 
-// settle ends a run only when its last batch can be seen, so that whoever waited for
-// the exit finds everything. Other producers of the same topics may have transactions
-// open for longer, so it is bounded, and no failure.
-func (l *loop) settle(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, settleBudget)
-	defer cancel()
-	if err := l.s.producer.Settle(ctx); err != nil {
-		l.s.log.Debug().Err(err).Msg("the last batch is committed and not visible everywhere yet")
-	}
-}
-
-// settleBudget is ten times what a broker takes for its markers when it is busy.
-const settleBudget = 2 * time.Second
-
-// abandonAfter is how long a delivery may go on after the stream has ended.
-const abandonAfter = 3 * time.Second
-
 var errLoopEnded = errors.New("the stream has ended")
-
-// deliver runs in its own goroutine, so that the next batch fills meanwhile.
-func (l *loop) deliver(ctx context.Context) {
-	for d := range l.work {
-		l.done <- l.s.producer.Deliver(ctx, d.batch, &d.cp)
-	}
-}
-
-func (l *loop) awaitDelivery(budget time.Duration) {
-	t := time.NewTimer(budget)
-	defer t.Stop()
-	select {
-	case err := <-l.done:
-		if err == nil {
-			_ = l.delivered() // that another publication can be named now is the next session's to see
-		}
-	case <-t.C:
-	}
-}
 
 func (l *loop) stream(ctx context.Context) error {
 	timer := time.NewTimer(0)
@@ -169,7 +121,11 @@ func (l *loop) stream(ctx context.Context) error {
 			return err
 		}
 		drained, paused, err := l.takeEvents(ctx)
-		if err != nil {
+		if isStop(err) {
+			// What was committed before the change is not held up by it.
+			l.failed = err
+			l.stop(&stop, &budget)
+		} else if err != nil {
 			return err
 		}
 		if !paused.IsZero() {
@@ -179,14 +135,14 @@ func (l *loop) stream(ctx context.Context) error {
 				return err
 			}
 		}
-		if !l.inTxn && !l.stalled && !l.stopping {
+		if l.between() && !l.stalled && !l.stopping {
 			if err := l.merging.emit(ctx); err != nil {
 				return err
 			}
 		}
 		if l.inFlight == nil {
 			if l.finished() {
-				return nil
+				return l.failed
 			}
 			l.maybeDeliver(drained)
 		}
@@ -203,7 +159,7 @@ func (l *loop) stream(ctx context.Context) error {
 			ready = nil
 		}
 		block := drained || l.stalled || l.stopping
-		if l.merging.rowsComing() && !l.stalled && !l.stopping && !l.inTxn {
+		if l.merging.rowsComing() && !l.stalled && !l.stopping && l.between() {
 			block = false
 		}
 		if err := l.wait(block, ready, wait, &stop, &budget); err != nil {
@@ -223,7 +179,7 @@ func (l *loop) wait(block bool, ready <-chan struct{}, wake <-chan time.Time, st
 		case n := <-l.news:
 			return l.hear(n)
 		case <-l.after.marker.Done():
-			l.after.back()
+			return l.marked()
 		case err := <-l.lost:
 			return err
 		case <-*stop:
@@ -248,13 +204,28 @@ func (l *loop) wait(block bool, ready <-chan struct{}, wake <-chan time.Time, st
 		return l.merging.arrived(c)
 	case <-l.after.marker.Done():
 		l.now = time.Now()
-		l.after.back()
+		return l.marked()
 	case <-*stop:
 		l.stop(stop, budget)
 	case <-*budget:
+		if l.failed != nil {
+			return l.failed
+		}
 		return fmt.Errorf("stop: the batch in hand was not delivered within stop-timeout (%s); nothing is lost, the next start delivers it", l.s.r.o.StopTimeout)
 	}
 	return nil
+}
+
+// between tells whether the stream is between source transactions. One that a restart
+// finds cut has begun: rows, whose positions would be above those of its rest, wait for
+// that, and so the stream must not stand still for them before.
+func (l *loop) between() bool { return !l.inTxn && l.pos.Cut.IsZero() }
+
+// marked takes what became of outbox rows.
+func (l *loop) marked() error {
+	l.after.back()
+	l.confirm()
+	return l.nameMore()
 }
 
 // stop begins the orderly end: no more events, the batch in hand without its open
@@ -264,7 +235,13 @@ func (l *loop) stop(stop *<-chan struct{}, budget *<-chan time.Time) {
 	*stop = nil
 	*budget = time.After(l.s.r.o.StopTimeout)
 	l.filling.DropTail()
-	l.s.r.setPhase(PhaseStopping)
+	l.s.r.setPhase(phase.Stopping)
+}
+
+// isStop tells that err is about a change that can neither be delivered nor be put aside.
+func isStop(err error) bool {
+	var stop *router.StopError
+	return errors.As(err, &stop)
 }
 
 // finished tells whether the loop has nothing left to do.
@@ -280,298 +257,14 @@ func (l *loop) finished() bool {
 	return false
 }
 
-// takeEvents routes what has arrived, up to a bound. drained tells that nothing more
-// is there at the moment, or is to be taken: the stream stands still for the snapshot's
-// sake until paused, which is not zero then.
-func (l *loop) takeEvents(ctx context.Context) (drained bool, paused time.Time, err error) {
-	for n := 0; n < eventsPerLook || l.inTxn && n < eventsPerTxn && l.merging.merger.Active(); n++ {
-		if l.stalled || l.stopping {
-			return false, paused, nil
-		}
-		if !l.inTxn {
-			if stand, until := l.merging.paused(); stand {
-				if until.IsZero() {
-					until = l.now.Add(time.Second)
-				}
-				return true, until, nil
-			}
-		}
-		if !l.after.mayTake() {
-			return true, l.now.Add(time.Second), nil
-		}
-		ev, err := l.s.stream.TryNext()
-		if err != nil {
-			return false, paused, err
-		}
-		if ev == nil {
-			return true, paused, nil
-		}
-		if err := l.take(ctx, ev); err != nil {
-			return false, paused, err
-		}
-	}
-	return false, paused, nil
-}
-
-func (l *loop) take(ctx context.Context, ev *replication.Event) error {
-	switch ev.Kind {
-	case replication.KindBegin:
-		l.skipTxn = l.pos.HasTransaction(ev.Txn.CommitLSN)
-		l.skipChanges = l.pos.Skip(ev.Txn.CommitLSN)
-		l.inTxn = true
-		l.after.begin()
-		l.merging.merger.Begin(ev.Txn.XID, l.sent)
-	case replication.KindChange:
-		return l.change(ctx, ev)
-	case replication.KindCommit:
-		l.inTxn = false
-		l.reached(ev.Txn.EndLSN)
-		if l.skipTxn {
-			l.skipTxn = false
-			return nil
-		}
-		l.pos = checkpoint.Position{LSN: ev.Txn.EndLSN, CommitLSN: ev.Txn.CommitLSN, CommitTime: ev.Txn.CommitTime}
-		l.advance(true)
-	case replication.KindProgress:
-		l.urgent = l.urgent || ev.Urgent
-		l.reached(ev.LSN)
-		if ev.LSN > l.pos.LSN {
-			l.pos.LSN = ev.LSN
-			l.advance(false)
-		}
-	}
-	return nil
-}
-
-// reached notes that the stream has sent everything that ends at or before lsn.
-func (l *loop) reached(lsn checkpoint.LSN) {
-	l.sent = max(l.sent, lsn)
-	l.merging.merger.Reached(l.sent)
-}
-
-func (l *loop) change(ctx context.Context, ev *replication.Event) error {
-	c := ev.Change
-	verdict, err := l.merging.passing(c) // what was delivered before the restart, too
-	if err != nil {
-		return err
-	}
-	switch {
-	case c.Txn == nil:
-		if l.pos.HasMessage(c.LSN) {
-			return nil
-		}
-	case l.skipTxn || c.Seq < l.skipChanges:
-		return l.after.again(c) // delivered, and counted, before the restart
-	}
-	switch verdict {
-	case snapshot.Emit:
-		if err := l.route(ctx, c, l.filling); err != nil {
-			return err
-		}
-		if err := l.after.passed(c, l.filling.LastIsDeadLetter()); err != nil {
-			return err
-		}
-	case snapshot.Hold:
-		if err := l.merging.hold(ctx, c); err != nil {
-			return err
-		}
-	}
-	switch {
-	case c.Txn == nil:
-		// The position moves to the end of the message's record, never beyond: one more
-		// would lose the transaction whose commit record begins there.
-		l.pos.LSN = c.LSN
-		l.advance(false)
-	default:
-		l.tail, l.tailTime = checkpoint.Cut{CommitLSN: c.Txn.CommitLSN, Changes: c.Seq + 1}, c.Txn.CommitTime
-		l.limit()
-	}
-	return nil
-}
-
-// limit holds the batch in hand to its limits while a source transaction is open.
-// What is complete leaves first, so that the tail has room; a tail that alone exceeds
-// them is cut, and a restart goes on behind its last change.
-func (l *loop) limit() {
-	if !l.filling.Full() && !l.after.crowded() {
-		return
-	}
-	l.stalled = true
-	if l.filling.Moved() {
-		return
-	}
-	l.pos.CommitLSN, l.pos.CommitTime, l.pos.Cut = l.tail.CommitLSN, l.tailTime, l.tail
-	l.advance(false)
-}
-
-// route appends the change's records; topics that are not known yet are looked up or
-// created first.
-func (l *loop) route(ctx context.Context, c *replication.Change, b *router.Batch) error {
-	for {
-		if l.filling.Records() == 0 {
-			l.filledAt = time.Now()
-		}
-		err := l.s.router.Route(c, b)
-		var missing *router.MissingTopicError
-		if !errors.As(err, &missing) {
-			return err
-		}
-		if err := l.ensureTopic(ctx, missing.Topic); err != nil {
-			var name *router.TopicNameError
-			if errors.As(err, &name) && l.s.router.RejectTopic(c, missing.Topic, err) {
-				continue // it becomes a dead letter
-			}
-			return err
-		}
-	}
-}
-
-// ensureTopic looks up or creates a topic while there is a batch in hand, which the
-// signal to stop must not throw away: like a delivery it has stop-timeout from then on.
-func (l *loop) ensureTopic(ctx context.Context, topic string) error {
-	asking, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	release := context.AfterFunc(ctx, func() {
-		t := time.NewTimer(l.s.r.o.StopTimeout)
-		defer t.Stop()
-		select {
-		case <-t.C:
-			cancel()
-		case <-asking.Done():
-		}
-	})
-	defer release()
-	err := l.s.ensureTopics(asking, topic)
-	if err != nil && asking.Err() != nil {
-		return onKafka(fmt.Errorf("stop: topic %s could not be had within stop-timeout (%s): %v", topic, l.s.r.o.StopTimeout, err)) //nolint:errorlint // the cancellation is ours and means nothing to the caller
-	}
-	return err
-}
-
-func (l *loop) advance(ends bool) {
-	l.filling.Advance(l.pos, ends)
-	l.stalled = l.stalled || l.filling.Full() || l.after.crowded()
-}
-
-// maybeDeliver starts the delivery of the batch in hand if it is time to.
-func (l *loop) maybeDeliver(drained bool) {
-	if !l.filling.Moved() && !l.published && !l.merging.moving() && !l.after.moving() || !l.due(drained) {
-		return
-	}
-	b := l.filling
-	if !b.Moved() {
-		b.Stand(l.committed) // only the publications are news
-	}
-	b.MoveTail(l.spare)
-	l.filling, l.spare, l.inFlight = l.spare, nil, b
-	l.stalled, l.urgent, l.published = false, false, false
-	l.filledAt = time.Now()
-	l.limit()
-	cp := checkpoint.Checkpoint{Position: b.Position(), Source: l.s.source, Publications: l.publish, Rewound: l.rewound}
-	l.merging.checkpoint(&cp)
-	l.after.checkpoint(&cp)
-	l.s.r.delivering(l.filledAt)
-	l.work <- delivery{batch: b, cp: cp}
-}
-
-// due tells whether the batch in hand leaves now. On a quiet stream it leaves at once;
-// on a busy one it fills for max-delay, so that transactions share a Kafka
-// transaction; while more keeps arriving, for longer: then the stream is behind, and
-// larger batches catch up faster.
-func (l *loop) due(drained bool) bool {
-	if l.stopping || l.stalled || l.published || l.merging.due(drained) || drained && l.after.moving() {
-		return true
-	}
-	if l.merging.rowsComing() && !l.filling.Tail() && l.filling.Transactions() == 0 {
-		drained = false // nothing but rows, and more of them are about to come
-	}
-	now := time.Now()
-	if !l.filling.Ready() {
-		return drained && (l.urgent || l.s.target > 0 && l.pos.LSN >= l.s.target) || now.Sub(l.endedAt) >= idleInterval
-	}
-	age := now.Sub(l.filledAt)
-	if drained {
-		return age >= l.s.r.o.MaxDelay || now.Sub(l.endedAt) >= l.s.r.o.MaxDelay
-	}
-	return age >= behindFactor*l.s.r.o.MaxDelay
-}
-
-// behindFactor times max-delay is how long a batch fills while more keeps arriving.
-const behindFactor = 20
-
-// nextWake is when due has to be asked again though nothing arrives; 0 for never.
-func (l *loop) nextWake(paused time.Time) time.Duration {
-	wake := l.merging.wake()
-	if d := l.after.wake(); d > 0 && (wake == 0 || d < wake) {
-		wake = d
-	}
-	if !paused.IsZero() {
-		if d := max(paused.Sub(l.now), time.Millisecond); wake == 0 || d < wake {
-			wake = d
-		}
-	}
-	if d := l.deliveryWake(); d > 0 && (wake == 0 || d < wake) {
-		wake = d
-	}
-	return wake
-}
-
-func (l *loop) deliveryWake() time.Duration {
-	if l.inFlight != nil || l.stopping || !l.filling.Moved() {
-		return 0
-	}
-	now := time.Now()
-	if !l.filling.Ready() {
-		return max(idleInterval-now.Sub(l.endedAt), time.Millisecond)
-	}
-	age := max(now.Sub(l.filledAt), now.Sub(l.endedAt))
-	return max(l.s.r.o.MaxDelay-age, 10*time.Microsecond)
-}
-
 // ended takes the outcome of the delivery under way.
 func (l *loop) ended(err error) error {
-	l.s.r.delivering(time.Time{})
+	l.s.r.stall.Delivering(time.Time{})
 	if err != nil {
 		l.inFlight = nil
 		return onKafka(l.s.explainFence(err))
 	}
 	return l.delivered()
-}
-
-// delivered notes a committed batch and confirms it.
-func (l *loop) delivered() error {
-	b := l.inFlight
-	l.inFlight, l.spare = nil, b
-	l.committed = b.Position()
-	l.merging.delivered()
-	l.after.deliveredBatch()
-	l.endedAt = time.Now()
-	// Invariant 1 (durable before confirmed): the checkpoint with this position is
-	// committed. While a transaction is cut the LSN is the end of the one before it.
-	l.confirm()
-	killpoint.At(killpoint.Confirmed)
-	l.s.r.delivered(b, l.committed)
-	b.Reset()
-	// Not while the run ends, which would leave the batch in hand; nor before the horizon
-	// is in a checkpoint, where the next session finds it.
-	if !l.stopping && !l.published && l.s.waitingPublications(l.publish, l.confirmable()) {
-		return errPublicationsReady
-	}
-	return nil
-}
-
-// confirm lets PostgreSQL forget what is delivered, as far as the snapshot and outbox rows
-// that are not marked yet let it.
-//
-// Invariant 1 (durable before confirmed): never beyond what is committed.
-func (l *loop) confirm() {
-	lsn := l.confirmable()
-	l.s.stream.Confirm(lsn)
-	l.s.r.setConfirmed(lsn)
-}
-
-func (l *loop) confirmable() checkpoint.LSN {
-	return l.after.free(min(l.committed.LSN, l.merging.free))
 }
 
 // hear takes what the monitor found.
@@ -583,6 +276,9 @@ func (l *loop) hear(n news) error {
 		return n.down
 	}
 	l.merging.news(n)
+	if l.merging.newOutbox {
+		return errNewOutbox
+	}
 	return nil
 }
 

@@ -35,21 +35,12 @@ type monitor struct {
 	said        string // the problem said last
 	// stalled is how long Kafka had kept a batch waiting when that was last looked at.
 	stalled time.Duration
-	walls   []wall
-}
-
-// wall is where the WAL ended at a moment: lag in seconds is the age of the oldest of
-// these that is not delivered yet.
-type wall struct {
-	at  time.Time
-	lsn checkpoint.LSN
 }
 
 const (
 	sampleInterval  = time.Second
 	catalogInterval = 5 * time.Second
 	monitorTimeout  = 20 * time.Second
-	wallsKept       = 4 * 3600 // samples; older ones are thinned out by dropping the first
 )
 
 func newMonitor(s *session, publications []checkpoint.Publication) *monitor {
@@ -98,7 +89,7 @@ func (m *monitor) run(ctx context.Context) {
 // delivery says once that Kafka does not take a batch, and once that it does again. The
 // client waits within a delivery for as long as it takes, so that nothing else says it.
 func (m *monitor) delivery() {
-	took := m.s.r.stalled()
+	took := m.s.r.stall.Took()
 	switch {
 	case took > 0 && m.stalled == 0:
 		m.log.Warn().Dur("took", took).Msg("waiting for Kafka to take a batch")
@@ -178,23 +169,14 @@ func (m *monitor) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	now := time.Now()
-	m.walls = append(m.walls, wall{at: now, lsn: w.End})
-	if len(m.walls) > wallsKept {
-		m.walls = m.walls[1:]
+	r := m.s.r
+	p, records := r.standing()
+	age := time.Duration(0)
+	if !p.CommitTime.IsZero() {
+		age = w.Now.Sub(p.CommitTime)
 	}
-	delivered := m.s.r.position()
-	first := 0
-	for first < len(m.walls) && m.walls[first].lsn <= delivered {
-		first++
-	}
-	m.walls = m.walls[first:]
-	lag, seconds := int64(0), 0.0
-	if len(m.walls) > 0 {
-		lag = int64(w.End - delivered)
-		seconds = now.Sub(m.walls[0].at).Seconds()
-	}
-	m.s.r.sample(lag, seconds, w.Retained, m.s.catalog.ISRShort())
+	lag := r.lag.sample(standing{at: time.Now(), end: w.End, delivered: p.LSN, records: records}, age)
+	r.sample(lag, w.Retained, m.s.catalog.ISRShort())
 	return nil
 }
 
@@ -234,6 +216,9 @@ func (m *monitor) publications(ctx context.Context) error {
 	o := &m.s.r.o
 	tables, err := replication.Tables(ctx, m.conn)
 	if err != nil {
+		return err
+	}
+	if err := refuseRenamed(tables, o.Publications.Outbox, m.s.outboxes); err != nil {
 		return err
 	}
 	if o.Existing {

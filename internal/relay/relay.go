@@ -13,6 +13,7 @@ import (
 	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
 	"github.com/walrelay/walrelay/internal/outbox"
+	"github.com/walrelay/walrelay/internal/phase"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
 )
@@ -96,15 +97,18 @@ type Relay struct {
 	saidOutbox            bool // which columns of the outbox tables were recognised
 	saidLoose             bool // which of them have no unique key
 	fault                 fault
+	birth                 *checkpoint.Birth // of a slot that this process made
+	lag                   lagMeter          // the monitor's, which the sessions have one after the other
 
-	mu        sync.Mutex
-	status    Status
-	committed checkpoint.LSN
-	// deliverySince is when the batch on its way to Kafka left; zero while none is.
-	deliverySince time.Time
-	markProblem   string              // what keeps delivered outbox rows from being marked
-	marksWait     bool                // the stream waits for that
-	partitions    map[uint32][]string // warnings, by table
+	stall phase.Stall
+
+	mu          sync.Mutex
+	status      Status
+	committed   checkpoint.Position
+	markProblem string              // what keeps delivered outbox rows from being marked
+	marksWait   bool                // the stream waits for that
+	partitions  map[uint32][]string // warnings, by table
+	anchored    checkpoint.Anchor   // zero while it is not known
 }
 
 // New makes a Relay; Run runs it.
@@ -120,7 +124,7 @@ func New(o Options) *Relay {
 		routerMetrics: router.NewMetrics(o.Registerer),
 		metrics:       newMetrics(o.Registerer),
 		pending:       outbox.NewPending(o.Registerer),
-		status:        Status{Phase: PhaseStarting, Since: time.Now()},
+		status:        Status{Phase: phase.Starting, Since: time.Now()},
 	}
 	r.anchor = newAnchor(r)
 	return r
@@ -143,16 +147,16 @@ func (r *Relay) Run(ctx context.Context) error {
 		err := newSession(r).run(ctx)
 		switch {
 		case err == nil:
-			r.setPhase(PhaseStopped)
+			r.setPhase(phase.Stopped)
 			return nil
 		case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))):
 			// Stopped before anything was in hand.
-			r.setPhase(PhaseStopped)
+			r.setPhase(phase.Stopped)
 			return nil
 		}
 		verdict, reason := r.classify(err)
 		if verdict == fatal {
-			r.setPhase(PhaseStopped)
+			r.setPhase(phase.Stopped)
 			return err
 		}
 		r.metrics.restarts.WithLabelValues(reason).Inc()
@@ -167,7 +171,7 @@ func (r *Relay) Run(ctx context.Context) error {
 			return fmt.Errorf("stopped while not connected, the batch in hand is delivered by the next start: %w", err)
 		}
 		if err := wait.sleep(ctx); err != nil {
-			r.setPhase(PhaseStopped)
+			r.setPhase(phase.Stopped)
 			return nil
 		}
 	}
@@ -193,7 +197,7 @@ func (r *Relay) lost(log zerolog.Logger, err error, reason string) {
 	f := &r.fault
 	f.attempts++
 	r.setProblem(err.Error())
-	r.setPhase(PhaseRetrying)
+	r.setPhase(phase.Retrying)
 	now := time.Now()
 	if f.attempts > 1 && f.reason == reason && now.Sub(f.said) < sayEvery {
 		return

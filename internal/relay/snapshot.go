@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -45,6 +46,7 @@ type merging struct {
 	merger  *snapshot.Merger
 	readers *snapshot.Readers
 
+	newOutbox    bool
 	slotSnapshot string // for the checkpoint; empty once it is of no use
 	requests     requests
 	partitions   partitions
@@ -88,13 +90,18 @@ func (g *merging) passing(c *replication.Change) (snapshot.Verdict, error) {
 		g.partitions.truncated(g, c)
 	}
 	verdict := g.merger.Change(c)
-	return verdict, g.failed
+	if g.failed != nil {
+		return verdict, g.failed
+	}
+	return verdict, g.merger.Err()
 }
 
 // discover is asked for a table that the stream sends and nobody knows.
 func (g *merging) discover(rel *replication.Relation) (snapshot.Table, checkpoint.TableProgress, bool) {
 	t, p, found, err := g.l.s.discover(rel)
-	if err != nil {
+	if errors.Is(err, errNewOutbox) {
+		g.failed = err
+	} else if err != nil {
 		g.failed = fmt.Errorf("describe table %s, which is new: %w", t, err)
 	}
 	return t, p, found
@@ -346,7 +353,12 @@ func (g *merging) compare(tables []snapshot.Table) {
 	present := map[uint32]bool{}
 	for _, t := range tables {
 		present[t.OID] = true
-		if _, known := g.merger.Known(t.OID); known || t.Outbox || !g.l.s.wanted(t) {
+		if _, known := g.merger.Known(t.OID); known || !g.l.s.wanted(t) {
+			continue
+		}
+		if t.Outbox {
+			g.newOutbox = true
+			g.l.s.log.Info().Str("table", t.String()).Msg("outbox table is new: starting over to read what was written before it was published")
 			continue
 		}
 		g.merger.Add(t, checkpoint.TableProgress{State: checkpoint.TableWaiting})

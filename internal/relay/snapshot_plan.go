@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/lookup"
+	"github.com/walrelay/walrelay/internal/outbox"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
 	"github.com/walrelay/walrelay/snapshot"
@@ -24,12 +26,12 @@ func (s *session) published(ctx context.Context, conn *replication.Conn, publica
 	var tables []snapshot.Table
 	for _, p := range list {
 		name := p.Schema + "." + p.Name
-		outbox := slices.Contains(s.r.o.Publications.Outbox, name)
-		if !outbox && !s.r.o.Router.Tables(p.Schema, p.Name) {
+		isOutbox := slices.Contains(s.r.o.Publications.Outbox, s.entry(p.OID, name))
+		if !isOutbox && !s.r.o.Router.Tables(p.Schema, p.Name) {
 			continue
 		}
 		t := p.Table(s.r.o.Router.Keys[name])
-		t.Outbox = outbox
+		t.Outbox = isOutbox
 		tables = append(tables, t)
 	}
 	return tables, nil
@@ -44,25 +46,52 @@ func names(list []checkpoint.Publication) []string {
 	return out
 }
 
-// publishedBefore notes what is published before the slot is created. A table that joins
+// publishedBefore lists what is published before the slot is created. A table that joins
 // while it is being created has to wait like any that joins later.
-func (s *session) publishedBefore(ctx context.Context) error {
+func (s *session) publishedBefore(ctx context.Context) ([]uint32, error) {
 	tables, err := s.published(ctx, s.conn, names(s.publications()))
-	if err != nil {
-		return err
-	}
-	s.before = map[uint32]bool{}
+	var oids []uint32
 	for _, t := range tables {
-		s.before[t.OID] = true
+		oids = append(oids, t.OID)
 	}
-	return nil
+	return oids, err
+}
+
+// emptyBefore looks, within the slot's snapshot, which outbox tables have nothing that the
+// slot does not send.
+func (s *session) emptyBefore(b *checkpoint.Birth) func(context.Context, *replication.Conn) error {
+	return func(ctx context.Context, conn *replication.Conn) error {
+		b.Empty = nil // of a creation before this one, which was thrown away
+		if s.facts.Database.InRecovery {
+			return nil // as with the slot's snapshot
+		}
+		tables, err := s.published(ctx, s.conn, names(s.publications()))
+		if err != nil {
+			return err
+		}
+		for _, t := range tables {
+			if !t.Outbox || !b.Had(t.OID) || !s.wanted(t) {
+				continue
+			}
+			rows, err := replication.HasRows(ctx, conn, t.Schema, t.Name)
+			if err != nil {
+				// Rows that come meanwhile are taken for older ones, and perhaps refused.
+				s.log.Warn().Err(err).Str("table", t.String()).Msg("whether the outbox table was empty when the slot was created is not known")
+				return err
+			}
+			if !rows {
+				b.Empty = append(b.Empty, t.OID)
+			}
+		}
+		return nil
+	}
 }
 
 // wanted tells whether a table is read by itself.
 func (s *session) wanted(t snapshot.Table) bool {
 	o := &s.r.o.Snapshot
 	if t.Outbox {
-		return !o.Never && o.Outbox[t.String()] != BacklogNone
+		return !o.Never && o.Outbox[s.entry(t.OID, t.String())] != BacklogNone
 	}
 	return !o.Never && (o.Exclude == nil || !o.Exclude(t.Schema, t.Name))
 }
@@ -96,7 +125,7 @@ func (s *session) newMerging(ctx context.Context, l *loop, cp checkpoint.Checkpo
 		case known:
 		case !s.wanted(t):
 			continue
-		case s.created && s.before[t.OID] && s.slotSnapshot != "":
+		case s.birth.Had(t.OID) && s.birth.Snapshot != "":
 			// The publication is older than the slot: whatever the slot does not send is
 			// visible to every snapshot that covers the slot's.
 			p.State = checkpoint.TablePending
@@ -169,7 +198,8 @@ func (s *session) backlogOf(ctx context.Context, t snapshot.Table) (snapshot.Tab
 // are none to read.
 func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (b router.Backlog, err error) {
 	var none router.Backlog
-	setting := s.r.o.Snapshot.Outbox[name]
+	entry := s.entry(oid, name)
+	setting := s.r.o.Snapshot.Outbox[entry]
 	described, err := replication.Describe(ctx, s.conn, []uint32{oid})
 	if err != nil {
 		return none, err
@@ -193,8 +223,12 @@ func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (b r
 	if setting != BacklogPending {
 		b.Pending = ""
 	}
-	if (setting != BacklogPending || b.Mark != "") && b.Primary != nil {
+	copied := setting == BacklogPending && s.r.o.afterOf(entry) == outbox.Keep && s.madeAnew(oid, entry)
+	if (setting != BacklogPending || b.Mark != "" && !copied) && b.Primary != nil {
 		return b, nil
+	}
+	if s.birth.WasEmpty(oid) {
+		return none, nil
 	}
 	rows, err := replication.HasRows(ctx, s.conn, rel.Schema, rel.Name)
 	if err != nil || !rows {
@@ -207,11 +241,28 @@ func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (b r
 			Remedy: "give it a primary key, or set snapshot: none under its outbox entry to send only what is inserted from now on",
 		}
 	}
+	if copied {
+		return none, &checkpoint.Refusal{
+			What:   fmt.Sprintf("outbox table %s was made anew since the connector has run, and has rows", name),
+			Risk:   "rows that were copied from the table of that name before would be published again: with after: keep nothing tells them",
+			Remedy: "set snapshot: all under its outbox entry where all of its rows are new, or snapshot: none to send only what is inserted from now on",
+		}
+	}
 	return none, &checkpoint.Refusal{
 		What:   fmt.Sprintf("outbox table %s has rows, and no column published_at or status that tells which of them were published", name),
 		Risk:   "events that were published before would be published again, or others never",
 		Remedy: "set snapshot: all under its outbox entry to send every row, or snapshot: none to send only what is inserted from now on",
 	}
+}
+
+// madeAnew tells whether another table was the outbox of that name before.
+func (s *session) madeAnew(oid uint32, name string) bool {
+	for known, p := range s.facts.Checkpoint.Tables {
+		if known != oid && p.Table == name {
+			return true
+		}
+	}
+	return false
 }
 
 // checkReadable refuses, before anything is created, what would end the snapshot later.
@@ -234,14 +285,14 @@ func (s *session) checkReadable(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	outbox := map[uint32]string{}
+	backlogs := map[uint32]string{}
 	for _, t := range tables {
 		if done(t.OID) || !s.wanted(t) {
 			continue
 		}
 		oids = append(oids, t.OID)
 		if t.Outbox && s.facts.Checkpoint.Tables[t.OID].State == "" {
-			outbox[t.OID] = t.String()
+			backlogs[t.OID] = t.String()
 		}
 	}
 	refused, err := snapshot.Access(ctx, s.conn, oids)
@@ -252,8 +303,8 @@ func (s *session) checkReadable(ctx context.Context) error {
 		switch {
 		case refused[oid] != nil:
 			problems = append(problems, refused[oid])
-		case outbox[oid] != "":
-			if _, err := s.readBacklog(ctx, oid, outbox[oid]); err != nil {
+		case backlogs[oid] != "":
+			if _, err := s.readBacklog(ctx, oid, backlogs[oid]); err != nil {
 				problems = append(problems, err)
 			}
 		}
@@ -283,7 +334,10 @@ func (s *session) planned(ctx context.Context) ([]snapshot.Table, error) {
 func (s *session) discover(rel *replication.Relation) (t snapshot.Table, waiting checkpoint.TableProgress, found bool, err error) {
 	t = snapshot.Table{OID: rel.OID, Schema: rel.Schema, Name: rel.Name, Estimate: -1}
 	waiting.State = checkpoint.TableWaiting
-	if slices.Contains(s.r.o.Publications.Outbox, t.String()) || !s.r.o.Router.Tables(rel.Schema, rel.Name) || !s.wanted(t) {
+	if slices.Contains(s.r.o.Publications.Outbox, s.entryOf(rel)) {
+		return t, waiting, false, s.discoverOutbox(rel.OID)
+	}
+	if !s.r.o.Router.Tables(rel.Schema, rel.Name) || !s.wanted(t) {
 		return t, waiting, false, nil
 	}
 	for _, i := range rel.Key() {
@@ -293,7 +347,7 @@ func (s *session) discover(rel *replication.Relation) (t snapshot.Table, waiting
 		t.Whole, t.Key = true, s.r.o.Router.Keys[t.String()]
 		// Changes of such a table are left to the rows that will be read. Of one that was
 		// dropped since there are none, and the changes are all there is.
-		ctx, cancel := context.WithTimeout(s.r.base, lookupTimeout)
+		ctx, cancel := context.WithTimeout(s.r.base, lookup.Timeout)
 		defer cancel()
 		described, err := replication.Describe(ctx, s.conn, []uint32{rel.OID})
 		if err != nil || described[rel.OID] == nil {
@@ -301,6 +355,25 @@ func (s *session) discover(rel *replication.Relation) (t snapshot.Table, waiting
 		}
 	}
 	return t, waiting, true, nil
+}
+
+// discoverOutbox ends the session where the rows of an outbox table are to be read that was
+// not published when it looked, before one of them goes out: what the stream sends of it is
+// an event or one of those rows, and only a session that knows the table tells which. Of a
+// table that is gone, or has another name, there is nothing but what is sent.
+func (s *session) discoverOutbox(oid uint32) error {
+	ctx, cancel := context.WithTimeout(s.r.base, lookup.Timeout)
+	defer cancel()
+	tables, err := s.published(ctx, s.conn, s.named)
+	if err != nil {
+		return err
+	}
+	for _, t := range tables {
+		if t.OID == oid && t.Outbox && s.wanted(t) {
+			return errNewOutbox
+		}
+	}
+	return nil
 }
 
 // waits are those of tables for transactions to end; the loop fills it, the monitor looks

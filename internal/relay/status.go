@@ -1,8 +1,6 @@
 package relay
 
 import (
-	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -11,41 +9,28 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/phase"
 	"github.com/walrelay/walrelay/router"
 )
 
-// Phase is what a connector is doing.
-type Phase string
-
-// The phases, in the order of a start.
-const (
-	PhaseStarting     Phase = "starting"
-	PhaseConnecting   Phase = "connecting"
-	PhaseCreatingSlot Phase = "creating-slot"
-	PhaseStandby      Phase = "standby"
-	PhaseFencing      Phase = "fencing"
-	PhaseLoading      Phase = "loading"
-	PhaseStreaming    Phase = "streaming"
-	PhaseRetrying     Phase = "retrying"
-	PhaseStopping     Phase = "stopping"
-	PhaseStopped      Phase = "stopped"
-)
-
-var phases = []Phase{PhaseStarting, PhaseConnecting, PhaseCreatingSlot, PhaseStandby, PhaseFencing, PhaseLoading, PhaseStreaming, PhaseRetrying, PhaseStopping, PhaseStopped}
-
 // Status is a copy of the connector's state, for /status.
 type Status struct {
-	Phase        Phase     `json:"phase"`
-	Since        time.Time `json:"since"`
-	Slot         string    `json:"slot"`
-	Position     string    `json:"position"`  // committed to Kafka
-	Confirmed    string    `json:"confirmed"` // confirmed to PostgreSQL
-	LagBytes     int64     `json:"lag_bytes"`
-	LagSeconds   float64   `json:"lag_seconds"`
-	RetainedWAL  int64     `json:"slot_retained_wal_bytes"`
-	BufferBytes  int64     `json:"buffer_bytes"`
-	Transactions uint64    `json:"transactions"`
-	Records      uint64    `json:"records"`
+	Name         string      `json:"name"`
+	Phase        phase.Phase `json:"phase"`
+	Since        time.Time   `json:"since,omitzero"`
+	Slot         string      `json:"slot"`
+	Position     string      `json:"position"`  // committed to Kafka
+	Confirmed    string      `json:"confirmed"` // confirmed to PostgreSQL
+	LagBytes     int64       `json:"lag_bytes"`
+	LagSeconds   float64     `json:"lag_seconds"`
+	CatchUp      Seconds     `json:"catch_up_seconds"` // until all is delivered at these rates, or "never"
+	Consumed     float64     `json:"delivered_bytes_per_second"`
+	Produced     float64     `json:"written_bytes_per_second"`
+	RetainedWAL  int64       `json:"slot_retained_wal_bytes"`
+	BufferBytes  int64       `json:"buffer_bytes"`
+	RecordRate   float64     `json:"records_per_second"`
+	Transactions uint64      `json:"transactions"`
+	Records      uint64      `json:"records"`
 	// Snapshot is how far the tables are read; absent where none is known.
 	Snapshot *SnapshotStatus `json:"snapshot,omitempty"`
 	// Replay is how far back replay reaches; absent where there is no anchor.
@@ -58,17 +43,12 @@ type Status struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// stallAfter is how long Kafka may take for one batch before the connector counts as
-// not doing its job. A commit takes milliseconds; a broker that is restarted, or a new
-// leader, a second or two.
-const stallAfter = 5 * time.Second
-
 // Status gives a copy of the state; safe from any goroutine.
 func (r *Relay) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.status
-	s.Slot = r.o.Slot
+	s.Name, s.Slot = r.o.Router.Name, r.o.Slot
 	s.WaitingFor = append([]string(nil), s.WaitingFor...)
 	s.Problems = append([]string(nil), s.Problems...)
 	s.Warnings = append([]string(nil), s.Warnings...)
@@ -81,33 +61,26 @@ func (r *Relay) Status() Status {
 	for _, root := range slices.Sorted(maps.Keys(r.partitions)) {
 		s.Warnings = append(s.Warnings, r.partitions[root]...)
 	}
-	if took := r.stalledLocked(); took > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf("Kafka has not taken a batch for %s: waiting for it, nothing is lost and nothing is confirmed meanwhile", took.Round(time.Second)))
-	}
+	s.Problems = append(s.Problems, r.stall.Problem("confirmed")...)
 	return s
 }
 
 // Ready tells why the connector is not streaming, or nil where it is.
 func (r *Relay) Ready() error {
 	s := r.Status()
-	if s.Phase != PhaseStreaming {
-		return errors.New("phase " + string(s.Phase))
-	}
-	if len(s.Problems) > 0 {
-		return errors.New(s.Problems[0])
-	}
-	return nil
+	return phase.Ready(s.Phase, phase.Streaming, s.Problems)
 }
 
 // metrics of the relay itself; those of records are the router's.
 type metrics struct {
 	restarts    *prometheus.CounterVec
-	state       *prometheus.GaugeVec
+	state       *phase.Gauge
 	position    prometheus.Gauge
 	confirmed   prometheus.Gauge
 	buffer      prometheus.Gauge
 	lagBytes    prometheus.Gauge
 	lagSeconds  prometheus.Gauge
+	catchUp     prometheus.Gauge
 	retainedWAL prometheus.Gauge
 	isrShort    prometheus.Gauge
 
@@ -123,14 +96,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		restarts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "walrelay_restarts_total", Help: "Times the stream started over from the checkpoint, by reason.",
 		}, []string{"reason"}),
-		state: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "walrelay_state", Help: "1 for the phase that the connector is in.",
-		}, []string{"phase"}),
+		state:       phase.NewGauge(reg, phase.WAL()),
 		position:    gauge("walrelay_checkpoint_position", "LSN of the newest committed checkpoint, as a number."),
 		confirmed:   gauge("walrelay_confirmed_position", "LSN confirmed to PostgreSQL, as a number."),
 		buffer:      gauge("walrelay_buffer_bytes", "Bytes read from PostgreSQL and not yet committed in Kafka."),
 		lagBytes:    gauge("walrelay_lag_bytes", "WAL written and not yet delivered."),
 		lagSeconds:  gauge("walrelay_lag_seconds", "Age of the oldest WAL that is not delivered; 0 when caught up."),
+		catchUp:     gauge("walrelay_catch_up_seconds", "Time until all is delivered, at the rates of the last seconds; +Inf for never."),
 		retainedWAL: gauge("walrelay_slot_retained_wal_bytes", "WAL that the slot keeps from being removed."),
 		snapshotRows: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "walrelay_snapshot_rows_total", Help: "Rows read by snapshots and sent on, by table.",
@@ -141,24 +113,18 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		isrShort: gauge("walrelay_isr_short_partitions", "Partitions written to whose in-sync replicas are fewer than their replicas."),
 	}
 	if reg != nil {
-		reg.MustRegister(m.restarts, m.state, m.position, m.confirmed, m.buffer, m.lagBytes, m.lagSeconds, m.retainedWAL, m.isrShort, m.snapshotRows, m.snapshotTables)
+		reg.MustRegister(m.restarts, m.position, m.confirmed, m.buffer, m.lagBytes, m.lagSeconds, m.catchUp, m.retainedWAL, m.isrShort, m.snapshotRows, m.snapshotTables)
 	}
 	return m
 }
 
-func (r *Relay) setPhase(p Phase) {
+func (r *Relay) setPhase(p phase.Phase) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.status.Phase != p {
 		r.status.Phase, r.status.Since = p, time.Now()
 	}
-	for _, q := range phases {
-		v := 0.0
-		if q == p {
-			v = 1
-		}
-		r.metrics.state.WithLabelValues(string(q)).Set(v)
-	}
+	r.metrics.state.Set(p)
 }
 
 func (r *Relay) setProblem(text string) {
@@ -211,30 +177,6 @@ func (r *Relay) delivered(b *router.Batch, p checkpoint.Position) {
 	r.status.Records += uint64(b.Records())
 }
 
-// delivering notes that a batch is on its way since a moment; zero: none is.
-func (r *Relay) delivering(since time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.deliverySince = since
-}
-
-// stalled is how long the batch on its way has been, if that is too long, else 0.
-func (r *Relay) stalled() time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.stalledLocked()
-}
-
-func (r *Relay) stalledLocked() time.Duration {
-	if r.deliverySince.IsZero() {
-		return 0
-	}
-	if took := time.Since(r.deliverySince); took >= stallAfter {
-		return took
-	}
-	return 0
-}
-
 // setWarnings says what is left out, once and not at every start over.
 func (r *Relay) setWarnings(log zerolog.Logger, list []string) {
 	r.mu.Lock()
@@ -281,11 +223,11 @@ func (r *Relay) setSnapshot(s *SnapshotStatus) {
 	r.status.Snapshot = s
 }
 
-// position is the newest committed one.
-func (r *Relay) position() checkpoint.LSN {
+// standing is the newest committed position, and how many records were delivered.
+func (r *Relay) standing() (checkpoint.Position, uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.committed
+	return r.committed, r.status.Records
 }
 
 // setPosition notes where a session goes on from.
@@ -293,7 +235,7 @@ func (r *Relay) setPosition(p checkpoint.Position) {
 	r.metrics.position.Set(float64(p.LSN))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.committed = p.LSN
+	r.committed = p
 	r.status.Position = p.String()
 }
 
@@ -306,12 +248,14 @@ func (r *Relay) setConfirmed(lsn checkpoint.LSN) {
 }
 
 // sample takes over what the monitor measured.
-func (r *Relay) sample(lagBytes int64, lagSeconds float64, retained, isrShort int64) {
-	r.metrics.lagBytes.Set(float64(lagBytes))
-	r.metrics.lagSeconds.Set(lagSeconds)
+func (r *Relay) sample(lag Lag, retained, isrShort int64) {
+	r.metrics.lagBytes.Set(float64(lag.Bytes))
+	r.metrics.lagSeconds.Set(lag.Seconds)
+	r.metrics.catchUp.Set(float64(lag.CatchUp))
 	r.metrics.retainedWAL.Set(float64(retained))
 	r.metrics.isrShort.Set(float64(isrShort))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.status.LagBytes, r.status.LagSeconds, r.status.RetainedWAL = lagBytes, lagSeconds, retained
+	r.status.LagBytes, r.status.LagSeconds, r.status.CatchUp = lag.Bytes, lag.Seconds, lag.CatchUp
+	r.status.Consumed, r.status.Produced, r.status.RecordRate, r.status.RetainedWAL = lag.Consumed, lag.Produced, lag.Records, retained
 }

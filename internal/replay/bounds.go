@@ -3,7 +3,6 @@ package replay
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -36,46 +35,84 @@ func (s *session) bounds(ctx context.Context) error {
 			return fmt.Errorf("%s %s is beyond the end of the WAL, which is at %s on timeline %d", b.flag, b.lsn, end, s.db.Timeline)
 		}
 	}
-	s.from, s.to = r.From, end
-	if r.From == 0 {
-		oldest, err := s.oldestTime(ctx)
-		if err != nil {
-			return err
-		}
-		if !oldest.IsZero() && r.FromTime.Before(oldest) {
-			return s.refuseOld(0, oldest)
-		}
-		s.from, s.waiting = s.oldest, true
-	} else if r.From < s.oldest {
-		oldest, err := s.oldestTime(ctx)
-		if err != nil {
-			return err
-		}
-		return s.refuseOld(r.From, oldest)
-	} else {
-		// An LSN within a commit record belongs to that transaction, and one within a
-		// message's record to that message: the range begins where the record before ends.
-		from, err := s.endBefore(ctx, max(s.oldest, r.From-min(r.From, recordRoom)), r.From, time.Time{})
-		if err != nil {
-			return err
-		}
-		s.from = from
-	}
 	if r.To > 0 && r.From > r.To {
 		return &UsageError{fmt.Sprintf("--to-lsn %s is before --from-lsn %s", r.To, r.From)}
 	}
+	if err := s.start(ctx); err != nil {
+		return err
+	}
+	var err error
 	switch {
+	case r.To > 0 && r.To < s.oldest: // from a time, then
+		return &UsageError{fmt.Sprintf("--to-lsn %s is before %s, which is as far back as replay reaches", r.To, s.oldest)}
 	case r.To > 0:
-		if r.To < s.from {
-			return &UsageError{fmt.Sprintf("--to-lsn %s is before the start of the range, %s", r.To, s.from)}
-		}
-		to, err := s.endBefore(ctx, max(s.from, r.To-min(r.To, recordRoom)), r.To, time.Time{})
-		s.to = max(to, s.from)
-		return err
+		s.to, err = s.endBefore(ctx, max(s.from, r.To-min(r.To, recordRoom)), r.To, time.Time{})
 	case !r.ToTime.IsZero():
-		to, err := s.endBefore(ctx, s.from, end, r.ToTime)
-		s.to = max(to, s.from)
+		s.to, err = s.endBefore(ctx, s.from, end, r.ToTime)
+	default:
+		s.to = end
+	}
+	if err != nil {
 		return err
+	}
+	s.to = max(s.to, s.from)
+	return s.checkNamed()
+}
+
+// start finds where the range begins.
+func (s *session) start(ctx context.Context) (err error) {
+	r := s.o.Range
+	s.nameAt(max(r.From, s.oldest))
+	if r.From == 0 {
+		first, reach, err := s.firstAt(ctx, r.FromTime)
+		if err != nil {
+			return err
+		}
+		if !reach.IsZero() && r.FromTime.Before(reach) {
+			return s.refuseOld(0, reach)
+		}
+		s.from = first
+		s.nameAt(s.from)
+		return nil
+	}
+	if r.From < s.oldest {
+		reach, err := s.reach(ctx)
+		if err != nil {
+			return err
+		}
+		return s.refuseOld(r.From, reach)
+	}
+	// An LSN within a commit record belongs to that transaction, and one within a message's
+	// record to that message: the range begins where the record before ends.
+	s.from, err = s.endBefore(ctx, max(s.oldest, r.From-min(r.From, recordRoom)), r.From, time.Time{})
+	return err
+}
+
+// nameAt decides which publications are named in what begins at lsn: those that every change
+// from there on finds in the catalog of its own time. Naming another one would end the
+// stream (14 to 17), or lose changes without a word (18).
+func (s *session) nameAt(lsn checkpoint.LSN) {
+	s.named, s.floor = nil, 0
+	for _, p := range s.live.Publications {
+		if p.Horizon > 0 && p.Horizon <= lsn {
+			s.named = append(s.named, p.Name)
+			s.floor = max(s.floor, p.Horizon)
+		}
+	}
+}
+
+// checkNamed refuses a range in the middle of which the connector began to name another
+// publication: seq counts what is published, so that positions would not be the live ones.
+func (s *session) checkNamed() error {
+	from := max(s.from, s.o.Range.From) // nothing that ends between the two is in the range
+	for _, p := range s.live.Publications {
+		if p.Horizon > from && p.Horizon < s.to {
+			return &checkpoint.Refusal{
+				What:   fmt.Sprintf("publication %s is younger than the beginning of the range: it can be read from %s on, and the range is from %s to %s", p.Name, p.Horizon, s.from, s.to),
+				Risk:   "changes would be left out, and those beside them would get other positions than they had",
+				Remedy: fmt.Sprintf("replay in two parts: --to-lsn %[1]s, and --from-lsn %[1]s", p.Horizon),
+			}
+		}
 	}
 	return nil
 }
@@ -89,7 +126,11 @@ func (s *session) endBefore(ctx context.Context, from, lsn checkpoint.LSN, at ti
 		return 0, err
 	}
 	defer stream.Abort()
-	last := from
+	return s.lastEnd(ctx, stream, from, lsn, at)
+}
+
+// lastEnd is endBefore on a stream that begins at last.
+func (s *session) lastEnd(ctx context.Context, stream *replication.Stream, last, lsn checkpoint.LSN, at time.Time) (checkpoint.LSN, error) {
 	for {
 		ev, err := stream.Next(ctx)
 		switch {
@@ -109,34 +150,69 @@ func (s *session) endBefore(ctx context.Context, from, lsn checkpoint.LSN, at ti
 	}
 }
 
-// oldestTime is the time of the oldest commit that the anchor holds; zero where it holds
-// none.
-func (s *session) oldestTime(ctx context.Context) (time.Time, error) {
-	cfg, err := replication.WalsenderConfig(s.o.DSN, s.o.AppName, s.o.ConnOptions...)
+// firstAt gives the commit LSN of the first source transaction, in commit order, that was
+// committed at or after at, the end of the WAL where there is none; and the time that replay
+// reaches back to, zero where it is not known.
+func (s *session) firstAt(ctx context.Context, at time.Time) (lsn checkpoint.LSN, reach time.Time, err error) {
+	stream, err := s.open(ctx, s.oldest)
+	if err != nil {
+		return 0, reach, err
+	}
+	defer stream.Abort()
+	if a := s.live.Anchor; a.LSN == s.oldest {
+		reach = a.At
+	}
+	end := s.db.WALEnd
+	for first := true; ; {
+		ev, err := stream.Next(ctx)
+		switch {
+		case err != nil:
+			return 0, reach, err
+		case ev.Kind == replication.KindBegin && ev.Txn.CommitLSN >= end, ev.Kind == replication.KindProgress && ev.LSN >= end:
+			return end, reach, nil
+		case ev.Kind == replication.KindBegin:
+			t := ev.Txn.CommitTime
+			if first && (reach.IsZero() || t.Before(reach)) {
+				reach = t
+			}
+			first = false
+			if !t.Before(at) {
+				return ev.Txn.CommitLSN, reach, nil
+			}
+		}
+	}
+}
+
+// reach is the time that replay reaches back to: what was committed at it or later can be
+// read. Where nothing was committed since the anchor was made, which no checkpoint tells of
+// yet, that is now.
+func (s *session) reach(ctx context.Context) (time.Time, error) {
+	if a := s.live.Anchor; a.LSN == s.oldest {
+		return a.At, nil
+	}
+	room, err := replication.ReadRoom(ctx, s.conn)
 	if err != nil {
 		return time.Time{}, err
 	}
-	t, err := replication.FirstCommit(ctx, cfg, replication.AnchorName(s.o.Slot), replication.StreamOptions{
-		Slot: replication.ReplaySlot(s.o.Slot, slotUnique()), Publications: s.named,
-	}, s.db.WALEnd)
-	if errors.Is(err, replication.ErrNoCommit) {
-		return time.Time{}, nil
+	_, reach, err := s.firstAt(ctx, time.Time{})
+	if reach.IsZero() {
+		reach = room.Now
 	}
-	return t.CommitTime, err
+	return reach, err
 }
 
 // refuseOld says how far back replay reaches.
-func (s *session) refuseOld(lsn checkpoint.LSN, oldest time.Time) error {
-	when := "no transaction was committed since"
-	if !oldest.IsZero() {
-		when = "its first transaction was committed at " + oldest.UTC().Format(time.RFC3339Nano)
+func (s *session) refuseOld(lsn checkpoint.LSN, reach time.Time) error {
+	when := ""
+	if !reach.IsZero() { // it is, where the anchor went on while we read
+		when = ", and the oldest time " + reach.UTC().Format(time.RFC3339Nano)
 	}
 	what := "the wanted time is"
 	if lsn > 0 {
 		what = fmt.Sprintf("LSN %s is", lsn)
 	}
 	return &checkpoint.Refusal{
-		What:   fmt.Sprintf("%s older than the WAL that the anchor keeps: the oldest LSN available is %s (%s)", what, s.oldest, when),
+		What:   fmt.Sprintf("%s older than the WAL that the anchor keeps: the oldest LSN available is %s%s", what, s.oldest, when),
 		Risk:   "the changes before it cannot be read from the WAL any more, and the server would leave them out without a word",
 		Remedy: fmt.Sprintf("begin at --from-lsn %s; what is older is in the topics, or, as the tables are now, in walrelay snapshot -c FILE --table T; raise replay.retain-wal and replay.retain-time to reach further back from now on", s.oldest),
 	}

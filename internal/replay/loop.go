@@ -93,10 +93,7 @@ func (l *loop) take(ctx context.Context, ev *replication.Event) error {
 			l.ended = true
 			return nil
 		}
-		if l.s.waiting && !ev.Txn.CommitTime.Before(l.s.o.Range.FromTime) {
-			l.s.waiting = false
-		}
-		l.in = !l.s.waiting && !l.pos.HasTransaction(ev.Txn.CommitLSN)
+		l.in = !l.pos.HasTransaction(ev.Txn.CommitLSN)
 		l.skipChanges = l.pos.Skip(ev.Txn.CommitLSN)
 	case replication.KindChange:
 		return l.change(ctx, ev.Change)
@@ -124,7 +121,7 @@ func (l *loop) change(ctx context.Context, c *replication.Change) error {
 		case c.LSN > l.s.to:
 			l.ended = true
 			return nil
-		case l.s.waiting || l.pos.HasMessage(c.LSN):
+		case l.pos.HasMessage(c.LSN):
 			return nil
 		}
 		if err := l.s.route(ctx, c, l.filling); err != nil {
@@ -167,7 +164,7 @@ func (l *loop) deliver(ctx context.Context) error {
 	b := l.filling
 	b.MoveTail(l.spare)
 	l.filling, l.spare, l.inFlight = l.spare, nil, b
-	l.work <- delivery{b, checkpoint.Checkpoint{Position: b.Position(), Source: l.base.Source}}
+	l.work <- delivery{b, checkpoint.Checkpoint{Position: b.Position(), Source: l.base.Source, Replay: l.base.Replay}}
 	return nil
 }
 

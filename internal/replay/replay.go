@@ -4,18 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/rs/zerolog"
 
 	"github.com/walrelay/walrelay/checkpoint"
 	ckafka "github.com/walrelay/walrelay/checkpoint/kafka"
+	"github.com/walrelay/walrelay/internal/lookup"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
-	"github.com/walrelay/walrelay/router/format"
 )
 
 // Options configures a replay.
@@ -41,7 +40,7 @@ type Options struct {
 
 	ID     string
 	Resume bool
-	Tables map[string]bool // schema.table; empty: everything
+	Tables []string // schema.table; empty: everything
 	Range  Range
 	DryRun bool
 
@@ -65,6 +64,14 @@ type Progress struct {
 	Records      int64
 }
 
+// Part is how much of the range that is, from 0 to 1.
+func (p Progress) Part() float64 {
+	if p.To <= p.From {
+		return 1
+	}
+	return min(1, float64(max(p.At, p.From)-p.From)/float64(p.To-p.From))
+}
+
 // recordRoom is more than a commit record takes: 16 MiB are four million subtransactions.
 // So far back the stream begins, and what ends at or before the range's start is dropped: a
 // server that is asked to begin in the middle of a record leaves that record out.
@@ -74,20 +81,24 @@ const recordRoom = 16 << 20
 type session struct {
 	o       Options
 	conn    *replication.Conn
+	lookup  *lookup.Lookup
 	catalog *router.Catalog
 	live    checkpoint.Checkpoint
 	db      replication.Database
-	anchor  replication.Slot
-	oldest  checkpoint.LSN
-	named   []string
-	keys    map[uint32][]string
-	base    context.Context
+	// source is the slot whose copies the WAL is read through, and oldest is where it stands:
+	// in a replay hold's temporary slot, so that nothing moves it meanwhile.
+	source string
+	oldest checkpoint.LSN
+	hold   *replication.Stream
+	named  []string       // publications that are named
+	floor  checkpoint.LSN // before it they must not be
+	base   context.Context
 
 	from, to checkpoint.LSN
-	waiting  bool // for the first transaction at or after FromTime
 	router   *router.Router
 	producer *router.Producer
 	stream   *replication.Stream
+	tables   tableFilter
 	report   Report
 	counts   counts
 }
@@ -95,7 +106,7 @@ type session struct {
 // Run replays, and gives what was delivered, or with DryRun what would be. A refusal
 // (*checkpoint.Refusal) says what forbids it; a *UsageError that the range is none.
 func Run(ctx context.Context, o Options) (Report, error) {
-	s := &session{o: o, base: context.WithoutCancel(ctx)}
+	s := &session{o: o, base: context.WithoutCancel(ctx), tables: newTableFilter(o.Tables)}
 	defer s.close()
 	admin, err := router.NewAdminClient(o.Kafka)
 	if err != nil {
@@ -104,7 +115,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	defer admin.Close()
 	s.catalog = router.NewCatalog(admin)
 	found := false
-	if s.live, found, err = ckafka.NewStore(admin, o.Live).Peek(ctx); err != nil {
+	if s.live, found, err = ckafka.NewStore(admin, o.Live).Look(ctx); err != nil {
 		return Report{}, err
 	}
 	if !found {
@@ -114,21 +125,25 @@ func Run(ctx context.Context, o Options) (Report, error) {
 			Remedy: "start the connector with walrelay run -c FILE",
 		}
 	}
+	own := ckafka.NewStore(admin, o.Own)
+	var begun checkpoint.Checkpoint
+	if o.Resume {
+		if begun, err = s.begun(ctx, own); err != nil {
+			return Report{}, err
+		}
+	}
 	if err := s.inspect(ctx); err != nil {
 		return Report{}, err
 	}
-	if err := s.bounds(ctx); err != nil {
-		return Report{}, err
-	}
-	if err := s.name(); err != nil {
+	cp, err := s.begin(ctx, begun)
+	if err != nil {
 		return Report{}, err
 	}
 	s.report = Report{
 		ID: o.ID, From: s.from.String(), To: s.to.String(), DryRun: o.DryRun, InPlace: o.InPlace, Prefix: o.Prefix,
 	}
-	cp := checkpoint.Checkpoint{Position: checkpoint.Position{LSN: s.from, CommitLSN: s.from}, Source: s.db.Source()}
 	if !o.DryRun {
-		if cp, err = s.fence(ctx, ckafka.NewStore(admin, o.Own), cp); err != nil {
+		if cp, err = s.fence(ctx, own, cp); err != nil {
 			return Report{}, err
 		}
 	}
@@ -142,14 +157,17 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	for _, t := range s.report.Topics {
 		s.report.Records += t.Records
 	}
+	for _, t := range s.tables.unseen() {
+		o.Logger.Warn().Str("table", t).Msg("the range has no change of this table: it is written schema.table, as the catalog spells it, and partitions come under their root's name")
+	}
 	return s.report, nil
 }
 
 func (s *session) close() {
 	ctx, cancel := context.WithTimeout(s.base, 5*time.Second)
 	defer cancel()
-	if s.stream != nil {
-		if err := s.stream.Close(ctx); err != nil { // the temporary slot goes with the connection
+	if s.hold != nil {
+		if err := s.hold.Close(ctx); err != nil { // the temporary slot goes with the connection
 			s.o.Logger.Debug().Err(err).Msg("replication stream closed")
 		}
 	}
@@ -161,99 +179,100 @@ func (s *session) close() {
 	}
 }
 
-// inspect reads server and anchor, and refuses where the WAL is not the one that the
-// connector delivered.
-func (s *session) inspect(ctx context.Context) (err error) {
-	o := &s.o
-	if s.conn, err = replication.Connect(ctx, o.DSN, o.AppName, o.ConnOptions...); err != nil {
+// inspect reads server and anchor, refuses where the WAL is not the one that the connector
+// delivered, and holds what the anchor keeps.
+func (s *session) inspect(ctx context.Context) error {
+	if err := s.connect(ctx); err != nil {
 		return err
 	}
-	if s.db, err = replication.ReadDatabase(ctx, s.conn); err != nil {
+	if err := replication.CheckSource(s.live.Source, s.db); err != nil {
 		return err
 	}
-	cfg, err := replication.WalsenderConfig(o.DSN, o.AppName, o.ConnOptions...)
+	if err := s.checkTimeline(ctx); err != nil {
+		return err
+	}
+	name := replication.AnchorName(s.o.Slot)
+	anchor, found, err := replication.ReadSlot(ctx, s.conn, name)
 	if err != nil {
 		return err
 	}
-	side, err := replication.Open(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	defer side.Abort()
-	system, err := side.Identify(ctx)
-	if err != nil {
-		return err
-	}
-	s.db.SystemID = system.SystemID
-	if was := s.live.Source; was.SystemID != s.db.SystemID || was.Database != s.db.Name {
-		return &checkpoint.Refusal{
-			What:   fmt.Sprintf("the checkpoint belongs to database %q of cluster %s, and source.dsn leads to %q of %s", was.Database, was.SystemID, s.db.Name, s.db.SystemID),
-			Risk:   "LSNs of two clusters cannot be compared, so other changes would be delivered",
-			Remedy: "point source.dsn to the server that the connector reads",
-		}
-	}
-	if s.live.Source.Timeline != s.db.Timeline && s.db.Timeline > 1 {
-		content, err := side.TimelineHistory(ctx, s.db.Timeline)
-		if err != nil {
-			return err
-		}
-		history, err := replication.ParseTimelineHistory(content)
-		if err != nil {
-			return err
-		}
-		if err := replication.CheckTimeline(s.live.Source, s.live.Position.LSN, s.db.Timeline, history); err != nil {
-			return err
-		}
-	}
-	name := replication.AnchorName(o.Slot)
-	found := false
-	if s.anchor, found, err = replication.ReadSlot(ctx, s.conn, name); err != nil {
-		return err
-	}
-	if !found || s.anchor.Invalidation != "" {
+	if !found || anchor.Invalidation != "" {
 		return &checkpoint.Refusal{
 			What:   fmt.Sprintf("the anchor slot %s is not there, or is lost, so that no WAL is kept to be read again", name),
 			Remedy: "let the connector run with replay.retain-wal and replay.retain-time above 0: it makes the anchor, and replay reaches back to that moment; walrelay snapshot reads tables again as they are now",
 		}
 	}
-	s.oldest = s.anchor.ConfirmedFlush
-	for _, p := range s.live.Publications {
-		if p.Horizon > 0 {
-			s.named = append(s.named, p.Name)
-		}
+	cfg, err := s.config()
+	if err != nil {
+		return err
 	}
-	s.keys, err = replication.PrimaryKeys(ctx, s.conn)
+	s.source = replication.ReplaySlot(s.o.Slot, slotUnique())
+	if s.hold, s.oldest, err = replication.OpenHold(ctx, cfg, name, s.source); err != nil {
+		return err
+	}
+	return s.lookup.ReadKeys(ctx)
+}
+
+// connect opens the connection for the catalog and reads what the server says of itself.
+func (s *session) connect(ctx context.Context) (err error) {
+	o := &s.o
+	if s.conn, err = replication.Connect(ctx, o.DSN, o.AppName, o.ConnOptions...); err != nil {
+		return err
+	}
+	s.lookup = lookup.New(s.base, s.conn)
+	cfg, err := s.config()
+	if err != nil {
+		return err
+	}
+	s.db, err = replication.ReadSource(ctx, s.conn, cfg)
 	return err
 }
 
-// open streams from a copy of the anchor, from lsn on or a little before.
+func (s *session) config() (*pgconn.Config, error) {
+	return replication.WalsenderConfig(s.o.DSN, s.o.AppName, s.o.ConnOptions...)
+}
+
+// checkTimeline refuses where the checkpoint is not in the past of the server: the LSNs of
+// the one are not those of the other.
+func (s *session) checkTimeline(ctx context.Context) error {
+	cfg, err := s.config()
+	if err != nil {
+		return err
+	}
+	history, err := replication.ReadHistory(ctx, cfg, s.live.Source, s.db.Timeline)
+	if err != nil {
+		return err
+	}
+	return replication.CheckTimeline(s.live.Source, s.live.Position.LSN, s.db.Timeline, history)
+}
+
+// open reads the WAL beside the replay's own stream, from lsn on or a little before.
 func (s *session) open(ctx context.Context, lsn checkpoint.LSN) (*replication.Stream, error) {
-	cfg, err := replication.WalsenderConfig(s.o.DSN, s.o.AppName, s.o.ConnOptions...)
+	cfg, err := s.config()
 	if err != nil {
 		return nil, err
 	}
-	start := s.oldest
-	if lsn > recordRoom {
-		start = max(start, lsn-recordRoom)
+	o := s.streamOptions(lsn)
+	o.Slot = replication.ReplaySlot(s.o.Slot, slotUnique())
+	stream, confirmed, err := replication.OpenCopy(ctx, cfg, s.source, o)
+	if err != nil {
+		return nil, err
 	}
-	stream, _, err := replication.OpenCopy(ctx, cfg, replication.AnchorName(s.o.Slot), replication.StreamOptions{
-		Slot: replication.ReplaySlot(s.o.Slot, slotUnique()), Publications: s.named, From: start,
-		Near: s.db.TransactionEnd, Keys: s.primaryKey, Buffer: s.o.Buffer,
-	})
-	return stream, err
+	// Where the source is the anchor itself the connector may have moved it since.
+	if confirmed > lsn {
+		stream.Abort()
+		s.oldest = confirmed
+		return nil, s.refuseOld(lsn, time.Time{})
+	}
+	return stream, nil
 }
 
-// lookupTimeout bounds a catalog query that the stream waits for.
-const lookupTimeout = 30 * time.Second
-
-func (s *session) primaryKey(oid uint32) ([]string, error) {
-	if names, ok := s.keys[oid]; ok {
-		delete(s.keys, oid) // the next RELATION comes after DDL
-		return names, nil
+// streamOptions are those of a stream that sends all that ends behind lsn.
+func (s *session) streamOptions(lsn checkpoint.LSN) replication.StreamOptions {
+	return replication.StreamOptions{
+		Publications: s.named, From: max(s.oldest, s.floor, lsn-min(lsn, recordRoom)),
+		Near: s.db.TransactionEnd, Keys: s.lookup.PrimaryKey, Buffer: s.o.Buffer,
 	}
-	ctx, cancel := context.WithTimeout(s.base, lookupTimeout)
-	defer cancel()
-	return replication.PrimaryKey(ctx, s.conn, oid)
 }
 
 // name refuses a target that is a live topic, as far as that is known before a record is.
@@ -275,83 +294,64 @@ func refuseLive(what string) error {
 	}
 }
 
-// fence takes the replay's own transactional id and finds where it goes on.
-func (s *session) fence(ctx context.Context, store *ckafka.Store, first checkpoint.Checkpoint) (cp checkpoint.Checkpoint, err error) {
-	if s.o.Resume {
-		if _, found, err := store.Peek(ctx); err != nil || !found {
-			return cp, &checkpoint.Refusal{
-				What:   fmt.Sprintf("replay %s has no checkpoint in topic %s: there was none of that id, or it ended before it delivered anything", s.o.ID, s.o.Own.Topic),
-				Remedy: "run the replay without --resume",
-				Err:    err,
-			}
-		}
-	}
+// fence takes the replay's own transactional id. A new replay writes down what it was asked
+// for, before anything else; one that goes on finds where it was.
+func (s *session) fence(ctx context.Context, store *ckafka.Store, cp checkpoint.Checkpoint) (checkpoint.Checkpoint, error) {
 	if err := store.EnsureTopic(ctx); err != nil {
 		return cp, err
 	}
+	var err error
 	if s.producer, err = router.NewProducer(s.o.Producer, s.catalog, router.NewMetrics(nil)); err != nil {
 		return cp, err
 	}
 	if err := s.producer.Fence(ctx); err != nil {
 		return cp, err
 	}
-	cp, found, err := store.Load(ctx)
-	if err != nil {
-		return cp, err
+	found := false
+	if s.o.Resume {
+		// Invariant 3 (fence, then read): the one that was killed may have committed since.
+		if cp, found, err = store.Load(ctx); err != nil {
+			return cp, err
+		}
+		if !found {
+			return cp, s.refuseUnknown()
+		}
+		if err := s.checkHeld(cp); err != nil {
+			return cp, err
+		}
 	}
-	switch {
-	case !found:
-		cp = first
-	case cp.Position.LSN < s.oldest:
-		return cp, s.refuseOld(cp.Position.LSN, time.Time{})
-	case cp.Position.LSN < s.from && cp.Position.Cut.IsZero():
-		return cp, &UsageError{fmt.Sprintf("replay %s stands at %s, before --from-lsn %s: resume it with the range that it began with", s.o.ID, cp.Position.LSN, s.from)}
-	}
-	s.waiting = s.waiting && !found // what is delivered began where it had to
 	cp.Source = s.db.Source()
 	s.producer.Resume(cp)
+	if s.o.Resume {
+		return cp, nil
+	}
+	first := router.NewBatch(s.o.Limits)
+	first.Advance(cp.Position, false)
+	if err := s.producer.Deliver(ctx, first, &cp); err != nil {
+		return cp, fmt.Errorf("write the replay's first checkpoint: %w", err)
+	}
 	return cp, nil
 }
 
 // prepare opens the stream and the routing.
 func (s *session) prepare(ctx context.Context, at checkpoint.LSN) (err error) {
-	ro := s.o.Router
-	ro.Database, ro.Replay = s.db.Name, s.o.ID
-	if s.stream, err = s.open(ctx, at); err != nil {
+	o := s.streamOptions(at)
+	o.Slot = s.source
+	if err := s.hold.Start(ctx, o); err != nil {
 		return err
 	}
-	types := &format.Cache{TypeName: s.stream.TypeName, Ask: func(queries ...string) ([][][][]byte, error) {
-		ctx, cancel := context.WithTimeout(s.base, lookupTimeout)
-		defer cancel()
-		return replication.TextResults(ctx, s.conn, queries...)
-	}}
+	s.stream = s.hold
+	ro := s.o.Router
+	ro.Database, ro.Replay = s.db.Name, s.o.ID
+	types := s.lookup.Types(s.stream.TypeName)
 	ro.Types, ro.TypesAt = types.Lookup, types.Current
 	if s.router, err = router.NewRouter(ro, s.catalog); err != nil {
 		return err
 	}
-	return s.guard(ctx)
-}
-
-// guard tells the router of the tables whose columns are hidden, before anything is sent.
-func (s *session) guard(ctx context.Context) error {
-	if len(s.o.Router.Columns) == 0 {
-		return nil
-	}
-	tables, err := replication.Tables(ctx, s.conn)
-	if err != nil {
+	if _, err := s.lookup.Outboxes(ctx, s.router, ro.Outbox, s.live.Tables); err != nil {
 		return err
 	}
-	var oids []uint32
-	for _, t := range tables {
-		if _, hidden := s.o.Router.Columns[t.String()]; hidden {
-			oids = append(oids, t.OID)
-		}
-	}
-	described, err := replication.Describe(ctx, s.conn, oids)
-	if err != nil {
-		return err
-	}
-	return s.router.Guard(slices.Collect(maps.Values(described))...)
+	return s.lookup.Guard(ctx, s.router, ro.Columns)
 }
 
 // topic makes a target known: it has as many partitions as its live twin.
@@ -360,8 +360,8 @@ func (s *session) topic(ctx context.Context, name string) error {
 		return refuseLive("topic " + name)
 	}
 	spec := s.o.Topics
-	if rest, ok := strings.CutPrefix(name, s.o.Prefix); ok && !s.o.InPlace {
-		for _, twin := range []string{s.o.LivePrefix + rest, strings.TrimPrefix(rest, ".")} {
+	if !s.o.InPlace {
+		for _, twin := range []string{strings.Replace(name, s.o.Prefix, s.o.LivePrefix, 1), strings.TrimPrefix(name, s.o.Prefix+".")} {
 			if n := s.live.Partitions[twin]; n > 0 {
 				spec.Partitions = n
 				break
@@ -377,7 +377,7 @@ func (s *session) topic(ctx context.Context, name string) error {
 // route appends the records of a change; topics that are not known yet are looked up or
 // created first.
 func (s *session) route(ctx context.Context, c *replication.Change, b *router.Batch) error {
-	if len(s.o.Tables) > 0 && (c.Relation == nil || !s.o.Tables[c.Relation.Schema+"."+c.Relation.Name]) {
+	if !s.tables.wants(c.Relation) {
 		return nil
 	}
 	for {
@@ -392,7 +392,7 @@ func (s *session) route(ctx context.Context, c *replication.Change, b *router.Ba
 			return err
 		}
 		if err := s.topic(ctx, missing.Topic); err != nil {
-			var name *router.TopicNameError
+			var name *router.TopicNameError // a replay's topics are not the rows' to choose
 			if errors.As(err, &name) && s.router.RejectTopic(c, missing.Topic, err) {
 				continue // it becomes a dead letter
 			}

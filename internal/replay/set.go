@@ -54,11 +54,8 @@ func Set(ctx context.Context, o SetOptions) (SetResult, error) {
 	defer admin.Close()
 	s.catalog = router.NewCatalog(admin)
 	store := ckafka.NewStore(admin, o.Live)
-	if err := store.EnsureTopic(ctx); err != nil { // its absence is an error for who reads it
-		return SetResult{}, err
-	}
 	found := false
-	if s.live, found, err = store.Peek(ctx); err != nil {
+	if s.live, found, err = store.Look(ctx); err != nil {
 		return SetResult{}, err
 	}
 	switch {
@@ -75,11 +72,9 @@ func Set(ctx context.Context, o SetOptions) (SetResult, error) {
 	if err := s.look(ctx); err != nil {
 		return SetResult{}, err
 	}
-	if was := s.live.Source; found && !o.AcceptSource && (was.SystemID != s.db.SystemID || was.Database != s.db.Name) {
-		return SetResult{}, &checkpoint.Refusal{
-			What:   fmt.Sprintf("the checkpoint belongs to database %q of cluster %s, and source.dsn leads to %q of %s", was.Database, was.SystemID, s.db.Name, s.db.SystemID),
-			Risk:   "LSNs of two clusters cannot be compared",
-			Remedy: "point source.dsn to the server that the connector reads, or, after pg_upgrade or a restore of a dump, say --accept-source",
+	if found && !o.AcceptSource {
+		if err := replication.CheckSource(s.live.Source, s.db); err != nil {
+			return SetResult{}, err
 		}
 	}
 	slot, there, err := replication.ReadSlot(ctx, s.conn, o.Slot)
@@ -104,13 +99,19 @@ func Set(ctx context.Context, o SetOptions) (SetResult, error) {
 	if o.LSN > s.db.WALEnd {
 		return SetResult{}, fmt.Errorf("%s is beyond the end of the WAL, which is at %s on timeline %d", o.LSN, s.db.WALEnd, s.db.Timeline)
 	}
+	if (!there || slot.Invalidation != "") && (o.LSN == 0 || s.oldest == 0) {
+		return SetResult{}, s.refuseNoSlot()
+	}
+	if err := store.EnsureTopic(ctx); err != nil { // only now: what is refused creates nothing
+		return SetResult{}, err
+	}
 	// Invariant 3: fence, then read. Whoever takes the slot meanwhile fences us in turn, and
 	// then nothing of this is committed.
 	if s.producer, err = router.NewProducer(o.Producer, s.catalog, router.NewMetrics(nil)); err != nil {
 		return SetResult{}, err
 	}
 	if there && slot.Invalidation == "" {
-		stream, err := s.take(ctx)
+		stream, err := s.take(ctx, slot.ConfirmedFlush)
 		if err != nil {
 			return SetResult{}, err
 		}
@@ -147,35 +148,28 @@ func (s *session) refuseHeld(pid int32) error {
 }
 
 // look reads the server, and the anchor where there is one.
-func (s *session) look(ctx context.Context) (err error) {
-	o := &s.o
-	if s.conn, err = replication.Connect(ctx, o.DSN, o.AppName, o.ConnOptions...); err != nil {
+func (s *session) look(ctx context.Context) error {
+	if err := s.connect(ctx); err != nil {
 		return err
 	}
-	if s.db, err = replication.ReadDatabase(ctx, s.conn); err != nil {
-		return err
+	s.source = replication.AnchorName(s.o.Slot)
+	anchor, found, err := replication.ReadSlot(ctx, s.conn, s.source)
+	if found && anchor.Invalidation == "" {
+		s.oldest = anchor.ConfirmedFlush
 	}
-	found := false
-	if s.anchor, found, err = replication.ReadSlot(ctx, s.conn, replication.AnchorName(o.Slot)); err != nil {
-		return err
-	}
-	if found && s.anchor.Invalidation == "" {
-		s.oldest = s.anchor.ConfirmedFlush
-	}
-	s.named = nil
-	for _, p := range s.live.Publications {
-		s.named = append(s.named, p.Name)
-	}
-	if len(s.named) == 0 {
-		s.named = []string{o.Publication}
-	}
-	s.keys = map[uint32][]string{}
-	return nil
+	return err
 }
 
-// take takes the live slot: it is the lease.
-func (s *session) take(ctx context.Context) (*replication.Stream, error) {
-	cfg, err := replication.WalsenderConfig(s.o.DSN, s.o.AppName, s.o.ConnOptions...)
+// nameFrom is nameAt for a checkpoint that may not know its publications.
+func (s *session) nameFrom(lsn checkpoint.LSN) {
+	if s.nameAt(lsn); len(s.named) == 0 {
+		s.named = []string{s.o.Publication}
+	}
+}
+
+// take takes the live slot, which stands at confirmed: it is the lease.
+func (s *session) take(ctx context.Context, confirmed checkpoint.LSN) (*replication.Stream, error) {
+	cfg, err := s.config()
 	if err != nil {
 		return nil, err
 	}
@@ -183,6 +177,7 @@ func (s *session) take(ctx context.Context) (*replication.Stream, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.nameFrom(confirmed)
 	err = stream.Start(ctx, replication.StreamOptions{Slot: s.o.Slot, Publications: s.named, Near: s.db.TransactionEnd, Buffer: s.o.Buffer})
 	if err != nil {
 		stream.Abort()
@@ -209,56 +204,117 @@ func (s *session) move(ctx context.Context, o SetOptions, slot replication.Slot,
 			Risk:   "what is committed between would never be delivered",
 			Remedy: "start without --from-lsn; to skip it on purpose: walrelay checkpoint set -c FILE --lsn " + to.String(),
 		}
-	case to == 0 && stream == nil:
-		return r, &checkpoint.Refusal{
-			What:   fmt.Sprintf("slot %s does not exist on this server, or is lost, so that there is nowhere to go on", s.o.Slot),
-			Remedy: "create it, after its publications: SELECT pg_create_logical_replication_slot('" + s.o.Slot + "', 'pgoutput'), and do this again; then read the tables again with walrelay snapshot -c FILE --table T --replace",
-		}
 	case to == 0:
 		to = slot.ConfirmedFlush
 	}
-	foreign := o.AcceptSource && s.live.Source != s.db.Source()
-	backwards := !foreign && to < at.LSN || stream == nil || to < slot.ConfirmedFlush
-	var text string
+	// A slot itself cannot go back: only the anchor can, and it is what is left of a lost one.
+	m := movement{replace: stream == nil || to < slot.ConfirmedFlush, foreign: o.AcceptSource && s.live.Source != s.db.Source()}
+	if m.replace && (s.oldest == 0 || to < s.oldest) {
+		return r, s.refuseBack(ctx, to)
+	}
+	var err error
 	switch {
-	case backwards && (s.oldest == 0 || to < s.oldest):
-		if s.oldest == 0 {
-			return r, &checkpoint.Refusal{What: "there is no anchor slot, so that no WAL is kept to go back to", Remedy: "walrelay snapshot -c FILE --table T reads tables again as they are now"}
-		}
-		when, err := s.oldestTime(ctx)
-		if err != nil {
-			return r, err
-		}
-		return r, s.refuseOld(to, when)
-	case backwards:
-		last, err := s.endBefore(ctx, max(s.oldest, to-min(to, recordRoom)), to, time.Time{})
-		if err != nil {
-			return r, err
-		}
-		to, r.Direction = last, "backwards"
-		text = fmt.Sprintf("The connector goes back from %s to %s: slot %s is replaced by a copy of the anchor, and everything committed behind %s is delivered again to the live topics, in order and with the positions it had. Consumers that do not drop positions they have seen see it twice.", at.LSN, to, s.o.Slot, to)
-	case to > at.LSN && !foreign:
-		last, err := s.count(ctx, stream, to, &r)
-		if err != nil {
-			return r, err
-		}
-		to, r.Direction = last, "forwards"
-		text = fmt.Sprintf("The connector goes from %s forwards to %s. %s are skipped and never delivered; walrelay snapshot -c FILE --table T --replace reads the tables as they are now.", at.LSN, to, skipped(r))
+	case m.foreign && !m.replace:
+		// LSNs of two clusters: neither is before the other.
+	case to == at.LSN:
+		m.keep = true // a transaction that is cut there, too
+	case m.replace:
+		s.nameFrom(to)
+		to, err = s.endBefore(ctx, max(s.oldest, to-min(to, recordRoom)), to, time.Time{})
+	case to < at.LSN:
+		to, err = s.lastEnd(ctx, stream, slot.ConfirmedFlush, to, time.Time{})
 	default:
-		text = fmt.Sprintf("The connector goes on at %s.", to)
+		to, err = s.count(ctx, stream, max(at.LSN, slot.ConfirmedFlush), to, &r)
 	}
-	if foreign {
-		text += fmt.Sprintf(" The checkpoint of cluster %s, database %q, is taken over for cluster %s, database %q: what was committed on either and is not in Kafka may be missing; walrelay snapshot -c FILE --table T --replace reads the tables again.",
-			s.live.Source.SystemID, s.live.Source.Database, s.db.SystemID, s.db.Name)
+	if err != nil {
+		return r, err
 	}
-	r.To = to.String()
-	if err := o.Confirm(text); err != nil {
+	m.to, r.To = to, to.String()
+	if !m.foreign && to < at.LSN {
+		r.Direction = "backwards"
+	} else if !m.foreign && to > at.LSN {
+		r.Direction = "forwards"
+		// Rows of an outbox that were delivered and are not marked yet are known only once the
+		// stream sends them again. What the server cannot decode it must not be asked for again.
+		m.resend = s.unmarked() && !m.replace && r.Changes >= 0
+	}
+	if err := o.Confirm(s.consequences(m, r, slot)); err != nil {
 		return r, err
 	}
 	if stream != nil {
 		stream.Abort()
 	}
-	return r, s.apply(ctx, o, slot, to, backwards, foreign)
+	return r, s.apply(ctx, o, slot, m)
+}
+
+// movement is what is to be done.
+type movement struct {
+	to      checkpoint.LSN
+	replace bool // the slot, by a copy of the anchor
+	keep    bool // the checkpoint's position as it is
+	resend  bool // the slot stays where it is
+	foreign bool // the checkpoint is another cluster's, or database's
+}
+
+// unmarked tells whether rows of an outbox may be delivered and not marked yet.
+func (s *session) unmarked() bool {
+	a := s.live.After
+	return a != nil && a.Done.Before(s.live.Position.Next())
+}
+
+// consequences says them, for who has to agree.
+func (s *session) consequences(m movement, r SetResult, slot replication.Slot) string {
+	at := s.live.Position.LSN
+	var text string
+	switch {
+	case r.Direction == "backwards":
+		text = fmt.Sprintf("The connector goes back from %s to %s. Everything committed behind %s is delivered again to the live topics, in order and with the positions it had: consumers that do not drop positions they have seen see it twice.", at, m.to, m.to)
+	case r.Direction == "forwards":
+		text = fmt.Sprintf("The connector goes from %s forwards to %s. %s are skipped and never delivered; walrelay snapshot -c FILE --table T --replace reads the tables as they are now.", at, m.to, skipped(r))
+		if !m.replace && slot.ConfirmedFlush > at {
+			text += fmt.Sprintf(" What was committed between %s and %s is not sent by the slot any more, and is not counted.", at, slot.ConfirmedFlush)
+		}
+		if s.unmarked() && !m.resend {
+			text += " Outbox rows that were delivered and are not marked (deleted) yet may stay so."
+		}
+	default:
+		text = fmt.Sprintf("The connector goes on at %s.", m.to)
+	}
+	if m.replace {
+		text += fmt.Sprintf(" Slot %s is replaced by a copy of the anchor.", s.o.Slot)
+	}
+	if m.foreign {
+		text += fmt.Sprintf(" The checkpoint of cluster %s, database %q, timeline %d, is taken over for cluster %s, database %q, timeline %d: what was committed on either and is not in Kafka may be missing; walrelay snapshot -c FILE --table T --replace reads the tables again. Positions of the one do not follow those of the other: whoever folds topics by position must begin anew, or give topics.prefix another name.",
+			s.live.Source.SystemID, s.live.Source.Database, s.live.Source.Timeline, s.db.SystemID, s.db.Name, s.db.Timeline)
+	} else if was := s.live.Source.Timeline; was != 0 && was != s.db.Timeline {
+		text += fmt.Sprintf(" The checkpoint goes from timeline %d over to %d: what was committed on the one and is not in Kafka is lost, and what is in Kafka and not on the other stays there; walrelay snapshot -c FILE --table T --replace reads the tables again.", was, s.db.Timeline)
+	}
+	return text
+}
+
+func (s *session) refuseNoSlot() error {
+	return &checkpoint.Refusal{
+		What: fmt.Sprintf("slot %s does not exist on this server, or is lost, and there is no anchor to make it from, so that there is nowhere to go on", s.o.Slot),
+		Risk: "what is committed until there is a slot again is not streamed",
+		Remedy: fmt.Sprintf("drop a lost one with walrelay slot drop -c FILE; make the publications as they were, then the slot: SELECT pg_create_logical_replication_slot('%s', 'pgoutput'); then walrelay checkpoint set -c FILE --accept-source goes on where it stands, and walrelay snapshot -c FILE --table T --replace reads the tables again",
+			s.o.Slot),
+	}
+}
+
+// refuseBack says why the connector cannot go back to an LSN.
+func (s *session) refuseBack(ctx context.Context, to checkpoint.LSN) error {
+	if s.oldest == 0 {
+		return &checkpoint.Refusal{
+			What:   fmt.Sprintf("there is no anchor slot, so that no WAL is kept to go back to %s", to),
+			Remedy: "walrelay snapshot -c FILE --table T reads tables again as they are now",
+		}
+	}
+	s.nameFrom(s.oldest)
+	reach, err := s.reach(ctx)
+	if err != nil {
+		return err
+	}
+	return s.refuseOld(to, reach)
 }
 
 func skipped(r SetResult) string {
@@ -268,10 +324,11 @@ func skipped(r SetResult) string {
 	return fmt.Sprintf("%d transactions with %d changes", r.Transactions, r.Changes)
 }
 
-// count reads what is skipped, and gives the last end of a transaction at or before to.
-// What the server cannot decode cannot be counted either: then to is taken as it stands.
-func (s *session) count(ctx context.Context, stream *replication.Stream, to checkpoint.LSN, r *SetResult) (checkpoint.LSN, error) {
-	last := s.live.Position.LSN
+// count reads what is skipped, and gives the last end of a transaction at or before to; last
+// where there is none. What the server cannot decode cannot be counted either: then to is
+// taken as it stands.
+func (s *session) count(ctx context.Context, stream *replication.Stream, last, to checkpoint.LSN, r *SetResult) (checkpoint.LSN, error) {
+	at := s.live.Position
 	changes := int64(0)
 	for {
 		ev, err := stream.Next(ctx)
@@ -289,13 +346,15 @@ func (s *session) count(ctx context.Context, stream *replication.Stream, to chec
 			if ev.Change.LSN > to {
 				return last, nil
 			}
-			if !s.live.Position.HasMessage(ev.Change.LSN) {
+			if !at.HasMessage(ev.Change.LSN) {
 				r.Changes++
 				last = ev.Change.LSN
 			}
 		case ev.Kind == replication.KindChange:
-			changes++
-		case ev.Kind == replication.KindCommit && ev.Txn.EndLSN <= to && !s.live.Position.HasTransaction(ev.Txn.CommitLSN):
+			if ev.Change.Seq >= at.Skip(ev.Change.Txn.CommitLSN) {
+				changes++
+			}
+		case ev.Kind == replication.KindCommit && ev.Txn.EndLSN <= to && !at.HasTransaction(ev.Txn.CommitLSN):
 			r.Transactions++
 			r.Changes += changes
 			last = ev.Txn.EndLSN
@@ -303,38 +362,26 @@ func (s *session) count(ctx context.Context, stream *replication.Stream, to chec
 	}
 }
 
-// apply changes slot and checkpoint. Backwards the slot goes first: a slot before the
-// checkpoint is what every restart finds, and harmless. Forwards the checkpoint goes first
+// apply changes slot and checkpoint. A slot that is replaced goes first: one before the
+// checkpoint is what every restart finds, and harmless. Else the checkpoint goes first
 // (DESIGN, invariant 1).
-func (s *session) apply(ctx context.Context, o SetOptions, slot replication.Slot, to checkpoint.LSN, backwards, foreign bool) error {
-	if backwards {
-		if err := s.awaitFree(ctx); err != nil {
+func (s *session) apply(ctx context.Context, o SetOptions, slot replication.Slot, m movement) error {
+	if m.replace {
+		if err := s.replace(ctx, slot); err != nil {
 			return err
-		}
-		if err := replication.DropSlot(ctx, s.conn, s.o.Slot); err != nil {
-			return err
-		}
-		if _, err := replication.CopySlot(ctx, s.conn, replication.AnchorName(s.o.Slot), s.o.Slot); err != nil {
-			return err
-		}
-		if s.db.Version >= 170000 && !s.db.InRecovery && (slot.Failover || slot.Name == "") {
-			cfg, err := replication.WalsenderConfig(s.o.DSN, s.o.AppName, s.o.ConnOptions...)
-			if err != nil {
-				return err
-			}
-			if err := replication.SetFailover(ctx, cfg, s.o.Slot); err != nil {
-				return err
-			}
 		}
 	}
 	cp := s.live
-	cp.Position = checkpoint.Position{LSN: to, CommitLSN: to}
+	if !m.keep {
+		cp.Position = checkpoint.Beginning(m.to)
+		cp.After = cp.After.Moved(s.live.Position, cp.Position)
+	}
 	cp.Source = s.db.Source()
 	cp.TakenOver = nil
 	if o.Once {
 		cp.Rewound = o.LSN
 	}
-	if foreign {
+	if m.foreign {
 		if err := s.adopt(ctx, &cp); err != nil {
 			return err
 		}
@@ -345,19 +392,40 @@ func (s *session) apply(ctx context.Context, o SetOptions, slot replication.Slot
 	if err := s.producer.Deliver(ctx, b, &cp); err != nil {
 		return fmt.Errorf("write the checkpoint: %w", err)
 	}
-	if !backwards && to > slot.ConfirmedFlush {
+	if !m.replace && !m.resend && m.to > slot.ConfirmedFlush {
 		if err := s.awaitFree(ctx); err != nil {
 			return err
 		}
-		if err := replication.AdvanceSlot(ctx, s.conn, s.o.Slot, to); err != nil {
-			return fmt.Errorf("the checkpoint is at %s, and the connector goes on from there; the slot follows with it: %w", to, err)
+		if err := replication.AdvanceSlot(ctx, s.conn, s.o.Slot, m.to); err != nil {
+			return fmt.Errorf("the checkpoint is at %s, and the connector goes on from there; the slot follows with it: %w", m.to, err)
 		}
 	}
 	return nil
 }
 
-// adopt forgets what holds on another cluster only: horizons are LSNs, and progress is
-// kept by OID, which may be another table's here.
+// replace makes the slot anew as a copy of the anchor, failover-enabled where it was.
+func (s *session) replace(ctx context.Context, slot replication.Slot) error {
+	if err := s.awaitFree(ctx); err != nil {
+		return err
+	}
+	if err := replication.DropSlot(ctx, s.conn, s.o.Slot); err != nil {
+		return err
+	}
+	if _, err := replication.CopySlot(ctx, s.conn, replication.AnchorName(s.o.Slot), s.o.Slot); err != nil {
+		return fmt.Errorf("slot %s is dropped, and the same command again makes it: %w", s.o.Slot, err)
+	}
+	if s.db.Version < 170000 || s.db.InRecovery || !slot.Failover && slot.Name != "" {
+		return nil
+	}
+	cfg, err := s.config()
+	if err != nil {
+		return err
+	}
+	return replication.SetFailover(ctx, cfg, s.o.Slot)
+}
+
+// adopt forgets what holds on another cluster only: horizons are LSNs. A table is the one of
+// its name: a restored dump gives it another OID.
 func (s *session) adopt(ctx context.Context, cp *checkpoint.Checkpoint) error {
 	pubs := make([]checkpoint.Publication, len(cp.Publications))
 	for i, p := range cp.Publications {
@@ -368,13 +436,16 @@ func (s *session) adopt(ctx context.Context, cp *checkpoint.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	names := map[uint32]string{}
+	oids, names := map[string]uint32{}, map[uint32]string{}
 	for _, t := range tables {
-		names[t.OID] = t.String()
+		oids[t.String()], names[t.OID] = t.OID, t.String()
 	}
 	kept := map[uint32]checkpoint.TableProgress{}
 	for oid, p := range cp.Tables {
-		if names[oid] == p.Table {
+		switch here, found := oids[p.Table]; {
+		case found && p.State == checkpoint.TableDone:
+			kept[here] = p // under the number that it has here: nothing is sent a second time
+		case names[oid] == p.Table:
 			kept[oid] = p
 		}
 	}

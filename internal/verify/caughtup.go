@@ -87,6 +87,13 @@ func (v *run) running(ctx context.Context) (active bool, err error) {
 			Remedy: "see docs/operations.md for a lost slot; walrelay run says what it can do",
 		}
 	}
+	if err == nil && slot.Invalidation != "" {
+		err = &checkpoint.Refusal{
+			What:   fmt.Sprintf("slot %q is lost (%s)", v.o.Slot, slot.Invalidation),
+			Risk:   "what was committed since the checkpoint is not in Kafka, and would look like a difference",
+			Remedy: "see docs/operations.md for a lost slot; walrelay run says what it can do",
+		}
+	}
 	return slot.Active, err
 }
 
@@ -111,7 +118,7 @@ func (v *run) pending(ctx context.Context, at checkpoint.Position, lsn checkpoin
 	rows, err := conn.Query(ctx, `SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes($1, $2::text::pg_catalog.pg_lsn, $3, 'proto_version', '1', 'publication_names', $4)`,
 		v.o.Slot, lsn.String(), peekLimit, names)
 	if err != nil {
-		return 0, fmt.Errorf("look behind the checkpoint: %w", err)
+		return 0, fmt.Errorf("look behind the checkpoint: %w", replication.SlotRight(conn.Config().User, err))
 	}
 	n := 0
 	var commit checkpoint.LSN
@@ -131,7 +138,7 @@ func (v *run) pending(ctx context.Context, at checkpoint.Position, lsn checkpoin
 	})
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("look behind the checkpoint: %w", err)
+		return 0, fmt.Errorf("look behind the checkpoint: %w", replication.SlotRight(conn.Config().User, err))
 	case first == 0 && n >= peekLimit:
 		return commit, nil // there may be more
 	}

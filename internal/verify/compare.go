@@ -3,24 +3,28 @@ package verify
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"fmt"
-	"hash/maphash"
 	"runtime"
 	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/walrelay/walrelay/checkpoint"
 )
 
 // comparison holds the two sides of one table against each other, part by part. What it
 // is told before run does not change then.
 type comparison struct {
-	seed   maphash.Seed
+	look
 	dir    string
 	budget int64 // bytes of entries that are in memory at a time
 
 	// truncated is, per partition of the topic, the last truncate that counts.
 	truncated map[int32]order
+	// read is where the last row of a snapshot stands, behind all changes that it contains.
+	read checkpoint.LSN
 	// marks stand for unchanged TOAST values, by the column's name in quotes.
 	marks map[string][]byte
 	// defaults are what rows have in columns that are younger than they are.
@@ -31,9 +35,10 @@ type comparison struct {
 	topic     string
 	judge     judge
 
-	mu     sync.Mutex // guards report and next
+	mu     sync.Mutex // guards what follows
 	report *TableReport
-	next   *spill // columns asked of other keys
+	asked  *spill  // columns asked of other keys
+	left   *keySet // for the next look
 }
 
 // judge compares what both sides have of one key. Changes are in their order; those that a
@@ -47,25 +52,47 @@ type worker struct {
 	columns []column
 	report  TableReport
 	carries [][]byte
+	left    []uint64
+	buffers [3][]byte
+	refs    [3][]ref
+}
+
+// leave leaves a key to the next look.
+func (c *comparison) leave(w *worker, key []byte) { w.left = append(w.left, c.keyHash(key)) }
+
+// keyHash is the hash of an entry's key.
+func (c *comparison) keyHash(key []byte) uint64 {
+	if c.digests {
+		return binary.LittleEndian.Uint64(key)
+	}
+	return c.hash(key)
 }
 
 // run compares all parts. The spills stay whole until the end, since a row that had
 // another key before may ask for that key's records.
 func (c *comparison) run(topic, table *spill) error {
+	workers := make(chan *worker, runtime.GOMAXPROCS(0))
+	for range cap(workers) {
+		workers <- &worker{}
+	}
+	room := c.budget / int64(cap(workers))
 	var carries *spill
-	for first := true; first || carries.mem+carries.disk > 0; first = false {
-		c.next = newSpill(c.dir, c.budget/4, 0)
-		workers := runtime.GOMAXPROCS(0)
+	for first := true; first || !carries.empty(); first = false {
+		c.asked = newSpill(c.dir, c.budget/8, 0)
 		var g errgroup.Group
-		g.SetLimit(workers)
+		g.SetLimit(cap(workers))
 		for i := range fan {
 			sides := sides{topic: &topic.parts[i]}
 			if first {
 				sides.table = &table.parts[i]
-			} else if sides.carry = &carries.parts[i]; sides.carry.bytes() == 0 {
+			} else if sides.carry = &carries.parts[i]; sides.carry.entries == 0 {
 				continue
 			}
-			g.Go(func() error { return c.part(sides, 0, c.budget/int64(workers)) })
+			g.Go(func() error {
+				w := <-workers
+				defer func() { workers <- w }()
+				return c.part(w, sides, 0, room)
+			})
 		}
 		err := g.Wait()
 		if carries != nil {
@@ -73,7 +100,7 @@ func (c *comparison) run(topic, table *spill) error {
 				err = e
 			}
 		}
-		if carries = c.next; err != nil {
+		if carries = c.asked; err != nil {
 			_ = carries.close() // the first error is the one that counts
 			return err
 		}
@@ -84,43 +111,39 @@ func (c *comparison) run(topic, table *spill) error {
 // sides are the parts of one stretch of hashes; nil for none.
 type sides struct{ topic, table, carry *part }
 
-func (s sides) each(f func(**part) error) error {
-	for _, p := range []**part{&s.topic, &s.table, &s.carry} {
-		if *p == nil {
-			continue
-		}
-		if err := f(p); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (s sides) all() [3]*part { return [3]*part{s.topic, s.table, s.carry} }
 
 // part compares one part, or parts it further where it is too large for memory.
-func (c *comparison) part(s sides, level int, room int64) error {
+func (c *comparison) part(w *worker, s sides, level int, room int64) error {
 	var size int64
-	_ = s.each(func(p **part) error { size += (*p).bytes(); return nil })
-	if size > room && level < maxLevel {
-		return c.split(s, level, room)
+	for _, p := range s.all() {
+		if p != nil {
+			size += p.bytes() + refSize*int64(p.entries)
+		}
 	}
-	var loaded [3][]ref
-	for i, p := range []*part{s.topic, s.table, s.carry} {
+	if size > room && level < maxLevel {
+		return c.split(w, s, level, room)
+	}
+	for i, p := range s.all() {
+		w.refs[i] = w.refs[i][:0]
 		if p == nil {
 			continue
 		}
-		all, err := p.load()
+		all, err := p.load(w.buffers[i])
 		if err != nil {
 			return err
 		}
-		loaded[i] = c.index(all)
+		if p.size > 0 {
+			w.buffers[i] = all
+		}
+		w.refs[i] = c.index(w.refs[i], all, p.entries)
 	}
-	w := &worker{}
-	c.match(w, loaded[0], loaded[1], loaded[2])
+	c.match(w, w.refs[0], w.refs[1], w.refs[2], s.table == nil)
 	return c.merge(w)
 }
 
 // split parts a part by the next bits of its keys' hashes.
-func (c *comparison) split(s sides, level int, room int64) (err error) {
+func (c *comparison) split(w *worker, s sides, level int, room int64) (err error) {
 	var subs [3]*spill
 	defer func() {
 		for _, sub := range subs {
@@ -131,12 +154,12 @@ func (c *comparison) split(s sides, level int, room int64) (err error) {
 			}
 		}
 	}()
-	for i, p := range []*part{s.topic, s.table, s.carry} {
+	for i, p := range s.all() {
 		if p == nil {
 			continue
 		}
-		subs[i] = newSpill(c.dir, room/4, level+1)
-		if err := p.split(subs[i], c.seed); err != nil {
+		subs[i] = newSpill(c.dir, room/8, level+1)
+		if err := p.split(subs[i], c.keyHash); err != nil {
 			return err
 		}
 	}
@@ -151,7 +174,7 @@ func (c *comparison) split(s sides, level int, room int64) (err error) {
 		if subs[2] != nil {
 			sub.carry = &subs[2].parts[i]
 		}
-		if err := c.part(sub, level+1, room); err != nil {
+		if err := c.part(w, sub, level+1, room); err != nil {
 			return err
 		}
 	}
@@ -164,17 +187,15 @@ type ref struct {
 	entry []byte
 }
 
+const refSize = 32 // bytes of a ref
+
 // index gives the entries by the hashes of their keys.
-func (c *comparison) index(all []byte) []ref {
-	n := 0
-	for rest := all; len(rest) > 0; n++ {
-		_, rest = cutBytes(rest)
-	}
-	refs := make([]ref, 0, n)
-	for rest := all; len(rest) > 0; {
+func (c *comparison) index(refs []ref, all []byte, entries int) []ref {
+	refs = slices.Grow(refs, entries)
+	for len(all) > 0 {
 		var entry []byte
-		entry, rest = cutBytes(rest)
-		if hash := maphash.Bytes(c.seed, entryKey(entry)); hash <= c.threshold {
+		entry, all = cutBytes(all)
+		if hash := c.keyHash(entryKey(entry)); hash <= c.threshold {
 			refs = append(refs, ref{hash: hash, entry: entry})
 		}
 	}
@@ -192,11 +213,10 @@ func takeHash(refs []ref, hash uint64) (taken, rest []ref) {
 }
 
 // match brings together what the sides have of each key.
-func (c *comparison) match(w *worker, topic, table, carries []ref) {
-	onlyCarries := table == nil && carries != nil
+func (c *comparison) match(w *worker, topic, table, carries []ref, onlyCarries bool) {
 	for len(topic) > 0 || len(table) > 0 || len(carries) > 0 {
 		hash := ^uint64(0)
-		for _, refs := range [][]ref{topic, table, carries} {
+		for _, refs := range [...][]ref{topic, table, carries} {
 			if len(refs) > 0 {
 				hash = min(hash, refs[0].hash)
 			}
@@ -205,16 +225,18 @@ func (c *comparison) match(w *worker, topic, table, carries []ref) {
 		a, topic = takeHash(topic, hash)
 		b, table = takeHash(table, hash)
 		d, carries = takeHash(carries, hash)
-		if onlyCarries && len(d) == 0 {
-			continue
+		if onlyCarries && len(d) == 0 || !onlyCarries && !c.only.compares(hash) {
+			continue // asked for by a row that has another key now
 		}
 		w.changes, w.rows = w.changes[:0], w.rows[:0]
 		for _, r := range a {
 			w.changes = append(w.changes, parseChange(r.entry))
 		}
-		slices.SortFunc(w.changes, func(a, b change) int {
-			return cmp.Or(bytes.Compare(a.key, b.key), a.order.compare(b.order))
-		})
+		if len(w.changes) > 1 {
+			slices.SortFunc(w.changes, func(a, b change) int {
+				return cmp.Or(bytes.Compare(a.key, b.key), a.order.compare(b.order))
+			})
+		}
 		if onlyCarries {
 			for _, r := range d {
 				c.carried(w, parseCarry(r.entry))
@@ -224,7 +246,9 @@ func (c *comparison) match(w *worker, topic, table, carries []ref) {
 		for _, r := range b {
 			w.rows = append(w.rows, parseRow(r.entry))
 		}
-		slices.SortFunc(w.rows, func(a, b row) int { return bytes.Compare(a.key, b.key) })
+		if len(w.rows) > 1 {
+			slices.SortFunc(w.rows, func(a, b row) int { return bytes.Compare(a.key, b.key) })
+		}
 		c.matchKeys(w)
 	}
 }
@@ -259,11 +283,15 @@ func (c *comparison) merge(w *worker) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.report.take(&w.report)
+	for _, hash := range w.left {
+		c.left.add(hash, true)
+	}
 	for _, entry := range w.carries {
-		if err := c.next.add(maphash.Bytes(c.seed, entryKey(entry)), entry); err != nil {
+		if err := c.asked.add(c.keyHash(entryKey(entry)), entry); err != nil {
 			return err
 		}
 	}
+	w.report, w.left, w.carries = TableReport{}, w.left[:0], w.carries[:0]
 	return nil
 }
 
@@ -276,7 +304,9 @@ func (t *TableReport) take(o *TableReport) {
 	t.Differing += o.Differing
 	t.Doubled += o.Doubled
 	t.Disordered += o.Disordered
+	t.Unreadable += o.Unreadable
 	t.unsettled += o.unsettled
+	t.doubtful += o.doubtful
 	t.defaulted += o.defaulted
 	t.gone += o.gone
 	t.unjudged += o.unjudged
@@ -292,22 +322,53 @@ func (c *comparison) where(o order) string {
 
 // doubled finds records that stand in the topic more than once: those of one change have
 // one position each, and the rows of one chunk of a snapshot the same time.
-func (c *comparison) doubled(w *worker, changes []change) {
+func (c *comparison) doubled(changes []change, found func(x, first *change)) {
 	for from := 0; from < len(changes); {
 		to := from + 1
 		for to < len(changes) && changes[to].order.comparePosition(changes[from].order) == 0 {
 			to++
 		}
+		if x := &changes[from]; x.order.seq == snapshotSeq && x.sum == 0 {
+			from = to // rows of a table without a key, that may be equal
+			continue
+		}
 		for i := from + 1; i < to; i++ {
 			for j := from; j < i; j++ {
 				if same(&changes[j], &changes[i]) {
-					x := &changes[i]
-					w.report.add(Difference{Kind: kindDoubled, Key: x.key, Topic: x.row, Where: c.where(x.order) + " as at " + c.where(changes[j].order)}, false)
+					found(&changes[i], &changes[j])
 					break
 				}
 			}
 		}
 		from = to
+	}
+}
+
+// reportDoubled counts them.
+func (c *comparison) reportDoubled(w *worker, changes []change) {
+	c.doubled(changes, func(x, first *change) {
+		w.report.add(Difference{Kind: kindDoubled, Key: x.key, Topic: x.row, Where: c.where(x.order) + " as at " + c.where(first.order)}, false)
+	})
+}
+
+// judgeDigests holds the digest of a row against that of its key's last record, and leaves
+// to the next look what is not so simple.
+func judgeDigests(c *comparison, w *worker, key []byte, changes []change, rows []row) {
+	doubled := false
+	c.doubled(changes, func(_, _ *change) { doubled = true })
+	if doubled || unsettled(changes) {
+		c.leave(w, key)
+		return
+	}
+	changes = c.standing(changes)
+	alive := isAlive(changes)
+	switch {
+	case !alive && len(rows) == 0:
+	case alive && len(rows) == 1 && bytes.Equal(changes[len(changes)-1].row, rows[0].value):
+		w.report.Compared++
+		w.report.Equal++
+	default:
+		c.leave(w, key)
 	}
 }
 
@@ -350,8 +411,8 @@ func unsettled(changes []change) bool {
 // has may have been deleted, or updated.
 func judgeRows(exact bool) judge {
 	return func(c *comparison, w *worker, key []byte, changes []change, rows []row) {
-		c.doubled(w, changes)
 		n := 0
+		changes = c.counted(changes) // before truncates: a marked copy may be where none went
 		for _, x := range c.standing(changes) {
 			if x.kind == kindSet {
 				n++
@@ -360,17 +421,27 @@ func judgeRows(exact bool) judge {
 			}
 		}
 		want := len(rows)
+		doubt := unsettled(changes)
+		if c.digests {
+			c.doubled(changes, func(_, _ *change) { doubt = true })
+			doubt = doubt || n < want || exact && n > want
+		}
+		if doubt && !c.final {
+			c.leave(w, key)
+			return
+		}
+		c.reportDoubled(w, changes)
 		w.report.Compared += int64(want)
 		w.report.Equal += int64(min(max(n, 0), want))
 		for range want - n {
-			w.report.add(Difference{Kind: kindMissing, Key: key, Table: key}, unsettled(changes))
+			w.report.add(Difference{Kind: kindMissing, Key: key, Table: key}, doubt)
 		}
 		if !exact {
 			w.report.gone += int64(max(0, n-want))
 			return
 		}
 		for range n - want {
-			w.report.add(Difference{Kind: kindExtra, Key: key, Topic: key}, unsettled(changes))
+			w.report.add(Difference{Kind: kindExtra, Key: key, Topic: key}, doubt)
 		}
 	}
 }

@@ -7,16 +7,20 @@ import (
 	"github.com/walrelay/walrelay/checkpoint"
 )
 
-// Every entry begins with its key: the length as a 32-bit number, and the bytes.
+// Every entry begins with its key: the length as a varint, and the bytes.
 
 func appendBytes(dst, b []byte) []byte {
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(b)))
+	dst = binary.AppendUvarint(dst, uint64(len(b)))
 	return append(dst, b...)
 }
 
 func cutBytes(b []byte) (value, rest []byte) {
-	n := int(binary.LittleEndian.Uint32(b))
-	return b[lengthSize : lengthSize+n], b[lengthSize+n:]
+	if n := int(b[0]); n < 0x80 {
+		return b[1 : 1+n], b[1+n:]
+	}
+	n, width := binary.Uvarint(b)
+	end := width + int(n)
+	return b[width:end], b[end:]
 }
 
 func entryKey(entry []byte) []byte {
@@ -56,6 +60,7 @@ const (
 	flagReplayed                   // delivered again by walrelay replay
 	flagUnplaced                   // without a position
 	flagMoved                      // previous is the key that the row had before
+	flagAggregate                  // tells the order of an aggregate's events; row is the seq
 )
 
 // change is a record of a topic, as far as folding needs it. The slices point into the
@@ -65,7 +70,7 @@ type change struct {
 	kind, op byte
 	flags    byte
 	order    order
-	sum      uint64 // of the whole value
+	sum      uint64 // of the whole value, where it is a snapshot's; else 0
 	previous []byte
 	row      []byte // the columns that the record holds; an event's value
 }
@@ -74,10 +79,12 @@ func (c *change) append(dst []byte) []byte {
 	dst = appendBytes(dst, c.key)
 	dst = append(dst, c.kind, c.op, c.flags)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(c.order.commit))
-	dst = binary.LittleEndian.AppendUint64(dst, c.order.seq)
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(c.order.partition))
-	dst = binary.LittleEndian.AppendUint64(dst, uint64(c.order.offset))
-	dst = binary.LittleEndian.AppendUint64(dst, c.sum)
+	dst = binary.AppendUvarint(dst, c.order.seq+1) // 0 for a snapshot's
+	dst = binary.AppendUvarint(dst, uint64(c.order.partition))
+	dst = binary.AppendUvarint(dst, uint64(c.order.offset))
+	if c.order.seq == snapshotSeq {
+		dst = binary.LittleEndian.AppendUint64(dst, c.sum)
+	}
 	if c.flags&flagMoved != 0 {
 		dst = appendBytes(dst, c.previous)
 	}
@@ -87,13 +94,18 @@ func (c *change) append(dst []byte) []byte {
 func parseChange(entry []byte) (c change) {
 	c.key, entry = cutBytes(entry)
 	c.kind, c.op, c.flags = entry[0], entry[1], entry[2]
-	entry = entry[3:]
-	c.order.commit = checkpoint.LSN(binary.LittleEndian.Uint64(entry))
-	c.order.seq = binary.LittleEndian.Uint64(entry[8:])
-	c.order.partition = int32(binary.LittleEndian.Uint32(entry[16:]))
-	c.order.offset = int64(binary.LittleEndian.Uint64(entry[20:]))
-	c.sum = binary.LittleEndian.Uint64(entry[28:])
-	entry = entry[36:]
+	c.order.commit = checkpoint.LSN(binary.LittleEndian.Uint64(entry[3:]))
+	entry = entry[3+8:]
+	seq, n := binary.Uvarint(entry)
+	entry = entry[n:]
+	partition, n := binary.Uvarint(entry)
+	entry = entry[n:]
+	offset, n := binary.Uvarint(entry)
+	entry = entry[n:]
+	c.order.seq, c.order.partition, c.order.offset = seq-1, int32(partition), int64(offset)
+	if c.order.seq == snapshotSeq {
+		c.sum, entry = binary.LittleEndian.Uint64(entry), entry[8:]
+	}
 	if c.flags&flagMoved != 0 {
 		c.previous, entry = cutBytes(entry)
 	}
@@ -107,6 +119,13 @@ type row struct {
 }
 
 func (r *row) append(dst []byte) []byte { return append(appendBytes(dst, r.key), r.value...) }
+
+// appendRow appends a row whose key is told by its hash.
+func appendRow(dst []byte, hash uint64, value []byte) []byte {
+	dst = append(dst, digestSize)
+	dst = binary.LittleEndian.AppendUint64(dst, hash)
+	return append(dst, value...)
+}
 
 func parseRow(entry []byte) (r row) {
 	r.key, r.value = cutBytes(entry)

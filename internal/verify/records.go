@@ -2,7 +2,7 @@ package verify
 
 import (
 	"bytes"
-	"hash/maphash"
+	"encoding/binary"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -19,13 +19,14 @@ type Format struct {
 // records takes the records of a table's topic that belong to what a snapshot sees, and
 // puts them aside by key.
 type records struct {
+	look
 	format   Format
-	seed     maphash.Seed
 	snapshot snapshot.MVCC
 	lsn      checkpoint.LSN // every transaction that the snapshot sees ends at or before it
 	settled  checkpoint.LSN // what begins before it was delivered before the snapshot was taken
 	begin    ends           // offsets before the snapshot was taken
 	keyless  bool
+	bald     bool // the table has no columns: its rows stand as null
 	// schema and table, as JSON strings, tell the table's records from those of others in
 	// the same topic; nil where the topic is the table's alone.
 	schema, table []byte
@@ -33,11 +34,14 @@ type records struct {
 
 	out       *spill
 	truncated map[int32]order
+	read      checkpoint.LSN // of the last row of a snapshot
 	last      map[int32]*passed
 	report    *TableReport
 	comparer  *comparison
+	moved     *keySet // keys that rows have left, in the first look
 	entry     []byte
 	change    change
+	hashed    [2][digestSize]byte
 	restarted bool // a snapshot has begun meanwhile, or a truncate may be one that is not seen
 }
 
@@ -47,6 +51,12 @@ type passed struct {
 	highest   order
 	seen      bool
 	unsettled bool
+}
+
+func (p *passed) pass(o order) {
+	if o.comparePosition(p.highest) > 0 {
+		p.highest = o
+	}
 }
 
 const (
@@ -70,6 +80,10 @@ func (s *records) take(r *kgo.Record) error {
 	if c.order.seq == snapshotSeq && c.flags&flagUnplaced == 0 && r.Offset >= s.begin[r.Partition] {
 		s.restarted = true
 	}
+	if s.only != nil && !s.keyless && len(r.Key) > 0 && !s.only.has(s.hash(s.withoutSchema(r.Key))) {
+		last.pass(c.order)
+		return nil
+	}
 	var e envelope
 	ok := true
 	switch {
@@ -81,15 +95,19 @@ func (s *records) take(r *kgo.Record) error {
 			return nil
 		}
 	}
+	if !ok && s.bald && (s.format.Bare || e.op != 0) {
+		e.after, ok = null, true
+		if e.op == 0 {
+			e.op = 'c'
+		}
+	}
 	if !ok {
 		s.unreadable(r)
 		return nil
 	}
 	seen, uncertain := s.sees(r, &e, last)
 	last.order, last.seen, last.unsettled = c.order, seen, uncertain
-	if c.order.comparePosition(last.highest) > 0 {
-		last.highest = c.order
-	}
+	last.pass(c.order)
 	if !seen {
 		return nil
 	}
@@ -97,6 +115,9 @@ func (s *records) take(r *kgo.Record) error {
 		c.flags |= flagUnsettled
 	}
 	s.report.Records++
+	if c.order.seq == snapshotSeq && c.flags&flagUnplaced == 0 {
+		s.read = max(s.read, c.order.commit)
+	}
 	if e.op == 't' {
 		s.restarted = s.restarted || uncertain
 		if t, ok := s.truncated[r.Partition]; !ok || c.order.compare(t) > 0 {
@@ -132,7 +153,7 @@ func (s *records) headers(r *kgo.Record, last *passed) {
 			c.flags |= flagReplayed
 		case headerPreviousKey, headerOldKey:
 			c.flags |= flagMoved
-			c.previous = h.Value
+			c.previous = s.withoutSchema(h.Value)
 		}
 	}
 }
@@ -162,18 +183,16 @@ func (s *records) sees(r *kgo.Record, e *envelope, last *passed) (seen, uncertai
 }
 
 func (s *records) unreadable(r *kgo.Record) {
+	if !s.first() {
+		return // counted
+	}
 	s.report.add(Difference{Kind: kindUnreadable, Key: r.Key, Topic: r.Value, Where: s.comparer.where(s.change.order)}, false)
 }
 
 // keyed puts a record of a table with a key aside.
 func (s *records) keyed(r *kgo.Record, e *envelope) error {
 	c := &s.change
-	c.key, c.op = r.Key, e.op
-	if s.format.Schemas && len(c.key) > 0 {
-		if payload := member(c.key, `"payload"`); payload != nil {
-			c.key = payload
-		}
-	}
+	c.key, c.op = s.withoutSchema(r.Key), e.op
 	if len(c.key) == 0 {
 		s.unreadable(r)
 		return nil
@@ -186,10 +205,20 @@ func (s *records) keyed(r *kgo.Record, e *envelope) error {
 	default:
 		c.row = e.after
 		if c.order.seq == snapshotSeq && !s.format.Bare {
-			c.sum = maphash.Bytes(s.seed, r.Value)
+			c.sum = s.hash(r.Value)
 		}
 	}
 	return s.put()
+}
+
+// withoutSchema is the key itself.
+func (s *records) withoutSchema(key []byte) []byte {
+	if s.format.Schemas && len(key) > 0 {
+		if payload := member(key, `"payload"`); payload != nil {
+			return payload
+		}
+	}
+	return key
 }
 
 // rows puts a record of a table without a key aside: a row comes, a row goes, or both.
@@ -221,10 +250,20 @@ func (s *records) rows(r *kgo.Record, e *envelope) error {
 }
 
 func (s *records) put() error {
-	hash := maphash.Bytes(s.seed, s.change.key)
-	if hash > s.threshold {
+	c := &s.change
+	if c.flags&flagMoved != 0 && s.digests {
+		s.moved.add(s.hash(c.previous), false)
+	}
+	hash := s.hash(c.key)
+	if hash > s.threshold || !s.only.has(hash) {
 		return nil
 	}
-	s.entry = s.change.append(s.entry[:0])
+	if s.digests {
+		binary.LittleEndian.PutUint64(s.hashed[0][:], hash)
+		c.key = s.hashed[0][:]
+		c.row = s.digest(&s.hashed[1], c.row)
+		c.flags, c.previous = c.flags&^flagMoved, nil
+	}
+	s.entry = c.append(s.entry[:0])
 	return s.out.add(hash, s.entry)
 }

@@ -18,6 +18,8 @@ type Report struct {
 	// Refused is the number of tables that could not be compared.
 	Refused int     `json:"refused"`
 	Seconds float64 `json:"seconds"`
+	// Notes say what was left out.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // The kinds of tables, as they are compared.
@@ -57,6 +59,7 @@ type TableReport struct {
 	Found []Difference `json:"found,omitempty"`
 
 	unsettled int64 // differences that may be of a transaction which the snapshot does not see
+	doubtful  int64 // equal to what they were at one moment while they were written
 	partial   bool  // columns were not compared
 	defaulted int64
 	gone      int64 // keyless: rows of the topic that the table has no longer
@@ -163,6 +166,9 @@ func (r *Report) Write(w io.Writer) error {
 	var b strings.Builder
 	for i := range r.Tables {
 		r.Tables[i].write(&b)
+	}
+	for _, note := range r.Notes {
+		fmt.Fprintf(&b, "note: %s\n", note)
 	}
 	switch {
 	case r.Differences > 0:

@@ -6,9 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io"
 	"os"
+	"slices"
 )
 
 const (
@@ -19,55 +19,52 @@ const (
 	maxLevel = 8
 )
 
-// spill holds entries by the hash of their key, in memory as long as they are within
-// limit, else in files that have no name and vanish with the process. One goroutine
-// writes it; then its parts are read.
+// spill holds entries by the hash of their key: each part up to its share of limit in
+// memory, and the rest in files that have no name and vanish with the process. One
+// goroutine writes it; then its parts are read.
 type spill struct {
 	dir   string
-	limit int64
+	share int64 // bytes of a part in memory
 	level int
-	mem   int64
 	disk  int64 // bytes written to files
 	parts [fan]part
 }
 
 // part is the entries whose hash has the same bits.
 type part struct {
-	mem  []byte
-	file *os.File
-	size int64 // of the file
+	mem     []byte
+	file    *os.File
+	size    int64 // of the file
+	entries int
 }
 
 func (p *part) bytes() int64 { return p.size + int64(len(p.mem)) }
 
 func newSpill(dir string, limit int64, level int) *spill {
-	return &spill{dir: dir, limit: limit, level: level}
+	return &spill{dir: dir, share: limit / fan, level: level}
 }
 
 // add appends an entry. Its bytes are copied.
 func (s *spill) add(hash uint64, entry []byte) error {
 	p := &s.parts[hash>>(64-fanBits*(s.level+1))&(fan-1)]
-	p.mem = binary.LittleEndian.AppendUint32(p.mem, uint32(len(entry)))
-	p.mem = append(p.mem, entry...)
-	s.mem += int64(len(entry)) + lengthSize
-	if s.mem <= s.limit {
-		return nil
-	}
-	for i := range s.parts {
-		if err := s.write(&s.parts[i]); err != nil {
+	need := len(entry) + binary.MaxVarintLen32
+	if len(p.mem) > 0 && int64(len(p.mem)+need) > s.share {
+		if err := s.write(p); err != nil {
 			return err
 		}
 	}
-	s.mem = 0
+	if len(p.mem)+need > cap(p.mem) {
+		// Grown by hand: append would take more than the share.
+		grown := make([]byte, len(p.mem), max(len(p.mem)+need, min(2*cap(p.mem), int(s.share))))
+		copy(grown, p.mem)
+		p.mem = grown
+	}
+	p.mem = appendBytes(p.mem, entry)
+	p.entries++
 	return nil
 }
 
-const lengthSize = 4
-
 func (s *spill) write(p *part) error {
-	if len(p.mem) == 0 {
-		return nil
-	}
 	if p.file == nil {
 		f, err := os.CreateTemp(s.dir, "walrelay-verify-")
 		if err != nil {
@@ -84,53 +81,66 @@ func (s *spill) write(p *part) error {
 	if err != nil {
 		return fmt.Errorf("put rows aside: %w; name a directory with room in --temp-dir", err)
 	}
-	p.mem = p.mem[:0]
+	if p.mem = p.mem[:0]; int64(cap(p.mem)) > s.share {
+		p.mem = nil // an entry of its own size
+	}
 	return nil
 }
 
-// load gives all entries of a part, which stay there.
-func (p *part) load() ([]byte, error) {
+// empty tells whether nothing was added.
+func (s *spill) empty() bool {
+	for i := range s.parts {
+		if s.parts[i].entries > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// load gives all entries of a part, which stay there; in buf, where it has the room and
+// they are not in memory.
+func (p *part) load(buf []byte) ([]byte, error) {
 	if p.size == 0 {
 		return p.mem, nil
 	}
-	all := make([]byte, p.size+int64(len(p.mem)))
-	if _, err := p.file.ReadAt(all[:p.size], 0); err != nil {
+	n := int(p.bytes())
+	if cap(buf) < n {
+		buf = make([]byte, n)
+	}
+	buf = buf[:n]
+	if _, err := p.file.ReadAt(buf[:p.size], 0); err != nil {
 		return nil, fmt.Errorf("read rows that were put aside: %w", err)
 	}
-	copy(all[p.size:], p.mem)
-	return all, nil
+	copy(buf[p.size:], p.mem)
+	return buf, nil
 }
 
-// split gives the entries of a part to a spill of the next level.
-func (p *part) split(to *spill, seed maphash.Seed) error {
-	each := func(r io.Reader, size int64) error {
-		var head [lengthSize]byte
-		var entry []byte
-		for at := int64(0); at < size; {
-			if _, err := io.ReadFull(r, head[:]); err != nil {
-				return fmt.Errorf("read rows that were put aside: %w", err)
-			}
-			n := int(binary.LittleEndian.Uint32(head[:]))
-			if cap(entry) < n {
-				entry = make([]byte, n)
-			}
-			entry = entry[:n]
-			if _, err := io.ReadFull(r, entry); err != nil {
-				return fmt.Errorf("read rows that were put aside: %w", err)
-			}
-			if err := to.add(maphash.Bytes(seed, entryKey(entry)), entry); err != nil {
-				return err
-			}
-			at += lengthSize + int64(n)
-		}
-		return nil
-	}
+// splitBuffer is how much of a file is read at once to be parted again.
+const splitBuffer = 64 << 10
+
+// split gives the entries of a part to a spill of the next level; hash is that of an
+// entry's key.
+func (p *part) split(to *spill, hash func(key []byte) uint64) error {
+	both := io.Reader(bytes.NewReader(p.mem))
 	if p.size > 0 {
-		if err := each(bufio.NewReaderSize(io.NewSectionReader(p.file, 0, p.size), 256<<10), p.size); err != nil {
+		both = io.MultiReader(io.NewSectionReader(p.file, 0, p.size), both)
+	}
+	r := bufio.NewReaderSize(both, splitBuffer)
+	var entry []byte
+	for range p.entries {
+		size, err := binary.ReadUvarint(r)
+		if err != nil {
+			return fmt.Errorf("read rows that were put aside: %w", err)
+		}
+		entry = slices.Grow(entry[:0], int(size))[:size]
+		if _, err := io.ReadFull(r, entry); err != nil {
+			return fmt.Errorf("read rows that were put aside: %w", err)
+		}
+		if err := to.add(hash(entryKey(entry)), entry); err != nil {
 			return err
 		}
 	}
-	return each(bytes.NewReader(p.mem), int64(len(p.mem)))
+	return nil
 }
 
 // free gives a part's memory and file back.

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/maphash"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -17,30 +17,42 @@ import (
 	"github.com/walrelay/walrelay/snapshot"
 )
 
-// pieceBytes is how much of the table is handed over at a time; two pieces are out at most.
+// pieceBytes is how much of the table is handed over at a time, where memory allows; two
+// pieces are out at most.
 const pieceBytes = 2 << 20
+
+// limit is how many keys are left to the next look, before it looks at all.
+func (c *compared) limit() int { return int(c.o.Memory / 512) }
+
+// quiet is how long the table may be read without a row before the connection is looked at.
+const quiet = 10 * time.Second
 
 // compared is one look at one table.
 type compared struct {
 	*run
+	look
 	table  snapshot.Table
-	seed   maphash.Seed
 	report TableReport
 
 	form    *router.RowForm
 	rel     *replication.Relation
 	mvcc    snapshot.MVCC
 	lsn     checkpoint.LSN
-	settled checkpoint.LSN
+	settled checkpoint.LSN // every transaction that committed below it is seen
+	before  horizon        // with format.envelope: false; taken before the snapshot
 	keyless bool
 	exact   bool // keyless: updates and deletes are in the topic too
 	never   bool // no snapshot has read the table
 	deleted bool // the topic's oldest records are gone
 	sample  sample
 	rows    *spill
+	moved   *keySet
 	entry   []byte
 	value   []byte
-	events  events
+	hashed  [digestSize]byte
+
+	comparison comparison
+	events     events
 }
 
 func (c *compared) kind() string {
@@ -71,7 +83,9 @@ func (c *compared) once(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	c.sample = sample{n: c.o.Sample}
+	if c.first() {
+		c.sample = sample{n: c.o.Sample}
+	}
 	c.rows = newSpill(c.o.TempDir, c.o.Memory/8, 0)
 	topic := newSpill(c.o.TempDir, c.o.Memory/8, 0)
 	defer func() {
@@ -79,13 +93,18 @@ func (c *compared) once(ctx context.Context) (err error) {
 			err = e
 		}
 	}()
+	if c.format().Bare && !c.table.Outbox {
+		if c.before, err = c.horizon(ctx); err != nil {
+			return err
+		}
+	}
 	// The table is read while the topic is, unless the one decides what is read of the other.
 	g, gctx := errgroup.WithContext(ctx)
 	opened, read := make(chan struct{}), make(chan struct{})
 	g.Go(func() error { return c.readTable(gctx, opened, read) })
 	g.Go(func() error {
 		ready := opened
-		if c.table.Outbox || c.o.Sample > 0 {
+		if c.table.Outbox || c.sample.n > 0 {
 			ready = read
 		}
 		select {
@@ -99,7 +118,7 @@ func (c *compared) once(ctx context.Context) (err error) {
 		return err
 	}
 	c.report.Kind, c.report.Snapshot, c.report.LSN = c.kind(), c.mvcc.String(), c.lsn.String()
-	return c.events.comparison.run(topic, c.rows)
+	return c.comparison.run(topic, c.rows)
 }
 
 // snapshotDone refuses a table that a snapshot has not read yet.
@@ -122,12 +141,20 @@ func (c *compared) snapshotDone(cp checkpoint.Checkpoint) error {
 func (c *compared) readTable(ctx context.Context, opened, read chan struct{}) error {
 	readers := snapshot.NewReaders(ctx, snapshot.ReaderOptions{Connect: c.o.Connect, N: 1, Publications: c.names, Logger: c.o.Logger})
 	defer readers.Close()
-	readers.Do(&snapshot.Order{Kind: snapshot.OrderWhole, Table: c.table, Bytes: pieceBytes})
+	readers.Do(&snapshot.Order{Kind: snapshot.OrderWhole, Table: c.table, Bytes: min(pieceBytes, c.o.Memory/32)})
 	var tuple replication.Tuple
+	tick := time.NewTicker(quiet)
+	defer tick.Stop()
 	for {
 		var chunk *snapshot.Chunk
 		select {
 		case chunk = <-readers.Chunks():
+		case <-tick.C:
+			// The reader goes on until it can read; a connection of ours tells whether it may.
+			if err := c.conn.Ping(ctx); err != nil {
+				return fmt.Errorf("look whether PostgreSQL is there: %w", err)
+			}
+			continue
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -163,10 +190,19 @@ func (c *compared) open(ctx context.Context, chunk *snapshot.Chunk) (err error) 
 	if c.form, err = c.router.RowForm(c.rel); err != nil {
 		return fmt.Errorf("plan the rows: %w", err)
 	}
-	k := &c.events.comparison
-	*k = comparison{seed: c.seed, dir: c.o.TempDir, budget: c.o.Memory / 4, threshold: ^uint64(0), report: &c.report, judge: judgeKey}
+	if c.before.settledBy(c.mvcc) {
+		c.settled = max(c.settled, c.before.lsn)
+	}
+	c.moved = newKeySet(c.limit())
+	k := &c.comparison
+	*k = comparison{look: c.look, dir: c.o.TempDir, budget: c.o.Memory / 4, threshold: ^uint64(0), report: &c.report, left: newKeySet(c.limit()), judge: judgeKey}
+	if c.digests {
+		k.judge = judgeDigests
+	}
 	if c.table.Outbox {
-		k.judge = c.events.judge
+		if k.judge = c.events.judge; c.digests {
+			k.judge = c.events.judgeDigests
+		}
 		return c.events.open(c)
 	}
 	c.keyless = !c.form.Keyed()
@@ -197,32 +233,37 @@ func (c *compared) row(tuple replication.Tuple) (err error) {
 	if c.table.Outbox {
 		return c.events.row(c, tuple)
 	}
-	r := row{}
 	if c.keyless {
 		if c.value, err = c.form.AppendRow(c.value[:0], tuple); err != nil {
 			return c.unencodable(err)
 		}
-		r.key = c.value
-		hash := maphash.Bytes(c.seed, r.key)
-		if !c.sample.take(hash) {
+		hash := c.hash(c.value)
+		if !c.sample.take(hash) || !c.only.has(hash) {
 			return nil
 		}
-		c.entry = r.append(c.entry[:0])
-		return c.rows.add(hash, c.entry)
+		return c.put(hash, row{key: c.value})
 	}
 	if c.value, err = c.form.AppendKey(c.value[:0], tuple); err != nil {
 		return c.unencodable(err)
 	}
 	n := len(c.value)
-	hash := maphash.Bytes(c.seed, c.value)
-	if !c.sample.take(hash) {
+	hash := c.hash(c.value)
+	if !c.sample.take(hash) || !c.only.has(hash) {
 		return nil
 	}
 	if c.value, err = c.form.AppendRow(c.value, tuple); err != nil {
 		return c.unencodable(err)
 	}
-	r.key, r.value = c.value[:n], c.value[n:]
-	c.entry = r.append(c.entry[:0])
+	return c.put(hash, row{key: c.value[:n], value: c.digest(&c.hashed, c.value[n:])})
+}
+
+// put puts a row aside by its key's hash, which stands for the key in the first look.
+func (c *compared) put(hash uint64, r row) error {
+	if c.digests {
+		c.entry = appendRow(c.entry[:0], hash, r.value)
+	} else {
+		c.entry = r.append(c.entry[:0])
+	}
 	return c.rows.add(hash, c.entry)
 }
 
@@ -232,7 +273,9 @@ func (c *compared) unencodable(err error) error {
 	if !errors.As(err, &fault) {
 		return err
 	}
-	c.events.letters++
+	if c.first() {
+		c.report.letters++
+	}
 	return nil
 }
 
@@ -245,7 +288,7 @@ func (c *compared) readTopics(ctx context.Context, begin ends, topic *spill) err
 	if err := c.snapshotDone(cp); err != nil {
 		return errAgain
 	}
-	k := &c.events.comparison
+	k := &c.comparison
 	if threshold, sampled := c.sample.threshold(); sampled {
 		k.threshold, k.sampled, c.report.Sampled = threshold, true, true
 	}
@@ -260,8 +303,8 @@ func (c *compared) readTopics(ctx context.Context, begin ends, topic *spill) err
 		c.deleted = c.deleted || offset > 0
 	}
 	s := &records{
-		format: c.format(), seed: c.seed, snapshot: c.mvcc, lsn: c.lsn, settled: c.settled, begin: begin, keyless: c.keyless,
-		threshold: k.threshold, out: topic, truncated: map[int32]order{}, last: map[int32]*passed{}, report: &c.report, comparer: k,
+		look: c.look, format: c.format(), snapshot: c.mvcc, lsn: c.lsn, settled: c.settled, begin: begin, keyless: c.keyless, bald: len(c.rel.Columns) == 0,
+		threshold: k.threshold, out: topic, truncated: map[int32]order{}, last: map[int32]*passed{}, report: &c.report, comparer: k, moved: c.moved,
 	}
 	for _, t := range c.tables {
 		if t.OID != c.table.OID && !t.Outbox && c.o.Router.TableTopic(t.Schema, t.Name) == k.topic {
@@ -280,7 +323,7 @@ func (c *compared) readTopics(ctx context.Context, begin ends, topic *spill) err
 	if err := c.topics.read(ctx, k.topic, start, end, s.take); err != nil {
 		return err
 	}
-	k.truncated = s.truncated
+	k.truncated, k.read = s.truncated, s.read
 	if s.restarted {
 		return errAgain
 	}
@@ -344,8 +387,7 @@ SELECT DISTINCT ON (a.attname) a.attname::text, (a.attmissingval::text::text[])[
 }
 
 // notes says what the numbers do not.
-func (c *compared) notes() {
-	r := &c.report
+func (c *compared) notes(r *TableReport) {
 	note := func(format string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(format, args...)) }
 	if c.never && !c.table.Outbox && r.Missing+r.Differing > 0 {
 		note("no snapshot has read this table (snapshot.mode, snapshot.exclude): rows from before the connector's first start are not in the topic; walrelay snapshot reads them")
@@ -355,6 +397,9 @@ func (c *compared) notes() {
 	}
 	if r.unsettled > 0 {
 		note("%d of the differences are of transactions that committed while this looked, whose records do not tell their xid: verify again when less is written", r.unsettled)
+	}
+	if r.doubtful > 0 {
+		note("%d keys were written each time this looked; they are equal to what they were at one moment of it (format.envelope: false)", r.doubtful)
 	}
 	if r.defaulted > 0 {
 		note("%d rows have columns that no record holds, as they were added later; they count as equal, since the table has there NULL or the default that PostgreSQL gives to such rows", r.defaulted)
@@ -371,7 +416,7 @@ func (c *compared) notes() {
 	if r.unjudged > 0 {
 		note("%d marked rows have no event: they may have been published before the connector's first start (outbox[].snapshot)", r.unjudged)
 	}
-	if n := r.letters + c.events.letters; n > 0 {
+	if n := r.letters; n > 0 {
 		note("%d rows cannot become records, and are dead letters (%s)", n, c.o.Router.DeadLetterTopic)
 	}
 }

@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	// fetchBytes bounds one answer, and with fetchers and the two that wait to be taken
-	// the memory of reading. A broker always sends at least one batch.
-	fetchBytes = 4 << 20
+	// fetchShare of the memory bounds one answer, within the two limits: as records it is
+	// many times as large. A broker always sends at least one batch.
+	fetchShare         = 256
+	minFetch, maxFetch = 64 << 10, 1 << 20
 	// fetchers read at a time, however many partitions a topic has.
 	fetchers = 3
 	// fetchWait is how long a broker waits for what is not there yet.
@@ -38,8 +39,9 @@ type ends map[int32]int64
 // before. It speaks the protocol itself: a consumer does not tell that it has reached an
 // end behind which there are only markers, or what was aborted.
 type topicReader struct {
-	cl  *kgo.Client
-	adm *kadm.Client
+	cl    *kgo.Client
+	adm   *kadm.Client
+	bytes int32 // of one answer
 }
 
 // list gives where the partitions of a topic begin and end, open transactions included. A
@@ -157,12 +159,12 @@ func (f *fetcher) fetch(ctx context.Context, offset int64) (fp kgo.FetchPartitio
 		}
 	}
 	rp := kmsg.NewFetchRequestTopicPartition()
-	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = f.partition, offset, fetchBytes
+	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = f.partition, offset, f.t.bytes
 	rt := kmsg.NewFetchRequestTopic()
 	rt.Topic, rt.TopicID = f.topic, f.id
 	rt.Partitions = append(rt.Partitions, rp)
 	req := kmsg.NewPtrFetchRequest()
-	req.MinBytes, req.MaxBytes, req.MaxWaitMillis = 1, fetchBytes, int32(fetchWait/time.Millisecond)
+	req.MinBytes, req.MaxBytes, req.MaxWaitMillis = 1, f.t.bytes, int32(fetchWait/time.Millisecond)
 	req.IsolationLevel = 1 // read_committed
 	req.SessionEpoch = -1  // no fetch session
 	req.Topics = append(req.Topics, rt)

@@ -1,10 +1,14 @@
 package verify
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/maphash"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -16,6 +20,7 @@ import (
 // bed compares records and rows that a test gives.
 type bed struct {
 	t      *testing.T
+	k      *compared
 	c      *comparison
 	s      *records
 	topic  *spill
@@ -23,19 +28,23 @@ type bed struct {
 	offset int64
 }
 
-func newBed(t *testing.T, limit int64) *bed {
+func newBed(t *testing.T, limit int64, l look) *bed {
 	t.Helper()
-	b := &bed{t: t}
-	seed := maphash.MakeSeed()
+	b := &bed{t: t, k: &compared{look: l, moved: newKeySet(1000)}}
 	mvcc, err := snapshot.ParseMVCC("100:200:150")
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.topic, b.table = newSpill(t.TempDir(), limit, 0), newSpill(t.TempDir(), limit, 0)
-	b.c = &comparison{seed: seed, dir: t.TempDir(), budget: limit, threshold: ^uint64(0), topic: "t", judge: judgeKey, report: &TableReport{}}
+	b.c = &b.k.comparison
+	*b.c = comparison{look: l, dir: t.TempDir(), budget: limit, threshold: ^uint64(0), topic: "t", judge: judgeKey, report: &b.k.report, left: newKeySet(1000)}
+	if l.digests {
+		b.c.judge = judgeDigests
+	}
+	b.k.rows = b.table
 	b.s = &records{
-		seed: seed, snapshot: mvcc, lsn: 1000, settled: 900, begin: ends{0: 1 << 40}, threshold: ^uint64(0), out: b.topic,
-		truncated: map[int32]order{}, last: map[int32]*passed{}, report: b.c.report, comparer: b.c,
+		look: l, snapshot: mvcc, lsn: 1000, settled: 900, begin: ends{0: 1 << 40}, threshold: ^uint64(0), out: b.topic,
+		truncated: map[int32]order{}, last: map[int32]*passed{}, report: b.c.report, comparer: b.c, moved: b.k.moved,
 	}
 	return b
 }
@@ -84,19 +93,36 @@ func value(op, after string, xid int) string {
 
 func (b *bed) row(key, value string) {
 	b.t.Helper()
-	r := row{key: []byte(key), value: []byte(value)}
-	if err := b.table.add(maphash.Bytes(b.c.seed, r.key), r.append(nil)); err != nil {
+	hash := b.k.hash([]byte(key))
+	if !b.k.only.has(hash) {
+		return
+	}
+	if err := b.k.put(hash, row{key: []byte(key), value: b.k.digest(&b.k.hashed, []byte(value))}); err != nil {
 		b.t.Fatal(err)
+	}
+}
+
+// onlyLook is one that judges all keys as they stand.
+func onlyLook() look { return look{seed: maphash.MakeSeed(), final: true} }
+
+// run compares what was given.
+func (b *bed) run() {
+	b.t.Helper()
+	b.c.truncated, b.c.read = b.s.truncated, b.s.read
+	if err := b.c.run(b.topic, b.table); err != nil {
+		b.t.Fatal(err)
+	}
+	for _, s := range []*spill{b.topic, b.table} {
+		if err := s.close(); err != nil {
+			b.t.Error(err)
+		}
 	}
 }
 
 // want runs the comparison and checks what it found, each written "kind key columns".
 func (b *bed) want(want ...string) {
 	b.t.Helper()
-	b.c.truncated = b.s.truncated
-	if err := b.c.run(b.topic, b.table); err != nil {
-		b.t.Fatal(err)
-	}
+	b.run()
 	got := map[string]int{}
 	for _, d := range b.c.report.Found {
 		got[strings.TrimSpace(d.Kind+" "+string(d.Key)+" "+strings.Join(d.Columns, ","))]++
@@ -115,11 +141,6 @@ func (b *bed) want(want ...string) {
 	if n := b.c.report.Differences(); n != int64(len(want)) {
 		b.t.Errorf("%d differences, want %d", n, len(want))
 	}
-	for _, s := range []*spill{b.topic, b.table} {
-		if err := s.close(); err != nil {
-			b.t.Error(err)
-		}
-	}
 }
 
 func moved(key string) kgo.RecordHeader {
@@ -129,42 +150,47 @@ func moved(key string) kgo.RecordHeader {
 func TestFolding(t *testing.T) {
 	replayed := kgo.RecordHeader{Key: headerReplay, Value: []byte("1")}
 	for name, c := range map[string]struct {
-		do   func(b *bed)
-		want []string
+		do     func(b *bed)
+		want   []string
+		simple bool // one look settles it
 	}{
-		"equal": {func(b *bed) {
+		"equal": {do: func(b *bed) {
 			b.record("10-0", "1", value("c", `{"id":1,"v":"a"}`, 50))
-			b.row("1", `{"id":1,"v":"a"}`)
-		}, nil},
-		"a transaction that the snapshot does not see is left out": {func(b *bed) {
+			b.record("11-0", "1", value("u", `{"id":1,"v":"b"}`, 51))
+			b.record("10-1", "2", value("c", `{"id":2,"v":"a"}`, 50))
+			b.record("12-0", "2", value("d", `{"id":2}`, 52))
+			b.record("12-0", "2", "")
+			b.row("1", `{"id":1,"v":"b"}`)
+		}, simple: true},
+		"a transaction that the snapshot does not see is left out": {do: func(b *bed) {
 			b.record("10-0", "1", value("c", `{"id":1,"v":"a"}`, 50))
 			b.record("20-0", "1", value("u", `{"id":1,"v":"b"}`, 150))
 			b.record("30-0", "2", value("c", `{"id":2,"v":"b"}`, 200))
 			b.record("40-0", "1", value("d", `{"id":1}`, 201))
 			b.record("40-0", "1", "")
 			b.row("1", `{"id":1,"v":"a"}`)
-		}, nil},
-		"absent columns keep their value": {func(b *bed) {
+		}},
+		"absent columns keep their value": {do: func(b *bed) {
 			b.record("5-snapshot", "1", value("r", `{"id":1,"v":"a","big":"x"}`, 0))
 			b.record("10-0", "1", value("u", `{"id":1,"v":"b"}`, 50))
 			b.row("1", `{"id":1,"v":"b","big":"x"}`)
-		}, nil},
-		"absent columns of a row that was there before are none": {func(b *bed) {
+		}},
+		"absent columns of a row that was there before are none": {do: func(b *bed) {
 			b.record("5-0", "1", value("c", `{"id":1,"big":"x"}`, 50))
 			b.record("6-0", "1", value("d", `{"id":1}`, 51))
 			b.record("6-0", "1", "")
 			b.record("7-0", "1", value("c", `{"id":1}`, 52))
 			b.row("1", `{"id":1,"big":"x"}`)
-		}, []string{"differing 1 big"}},
-		"a marker is an absent column": {func(b *bed) {
+		}, want: []string{"differing 1 big"}},
+		"a marker is an absent column": {do: func(b *bed) {
 			b.c.marks = map[string][]byte{`"big"`: []byte(`"-"`)}
 			b.record("5-0", "1", value("c", `{"id":1,"big":"x"}`, 50))
 			b.record("6-0", "1", value("u", `{"id":1,"big":"-"}`, 51))
 			b.record("5-1", "2", value("c", `{"id":2,"big":"-"}`, 50))
 			b.row("1", `{"id":1,"big":"x"}`)
 			b.row("2", `{"id":2,"big":"-"}`)
-		}, nil},
-		"a key that changes takes absent columns along, twice": {func(b *bed) {
+		}},
+		"a key that changes takes absent columns along, twice": {do: func(b *bed) {
 			b.record("5-0", "1", value("c", `{"id":1,"v":"a","big":"x"}`, 50))
 			for i, from := range []string{"1", "2"} {
 				position := fmt.Sprintf("%d-0", 10+i)
@@ -176,25 +202,25 @@ func TestFolding(t *testing.T) {
 			b.record("20-0", "1", value("c", `{"id":1,"v":"c","big":"y"}`, 70))
 			b.row("3", `{"id":3,"v":"b","big":"x"}`)
 			b.row("1", `{"id":1,"v":"c","big":"y"}`)
-		}, nil},
-		"a key that changed has another value": {func(b *bed) {
+		}},
+		"a key that changed has another value": {do: func(b *bed) {
 			b.record("5-0", "1", value("c", `{"id":1,"big":"x"}`, 50))
 			b.record("6-0", "1", value("d", `{"id":1}`, 51))
 			b.record("6-0", "2", value("c", `{"id":2}`, 51), moved("1"))
 			b.row("2", `{"id":2,"big":"y"}`)
-		}, []string{"differing 2 big"}},
-		"the order is that of positions, of a replay too": {func(b *bed) {
+		}, want: []string{"differing 2 big"}},
+		"the order is that of positions, of a replay too": {do: func(b *bed) {
 			b.record("5-0", "1", value("c", `{"id":1,"v":"a"}`, 50))
 			b.record("6-0", "1", value("u", `{"id":1,"v":"b"}`, 51))
 			b.record("5-0", "1", value("c", `{"id":1,"v":"a"}`, 50), replayed)
 			b.row("1", `{"id":1,"v":"b"}`)
-		}, nil},
-		"a record without a position stands at its offset": {func(b *bed) {
+		}},
+		"a record without a position stands at its offset": {do: func(b *bed) {
 			b.record("5-0", "1", value("c", `{"id":1,"v":"a"}`, 50))
 			b.record("", "1", value("u", `{"id":1,"v":"b"}`, 50))
 			b.row("1", `{"id":1,"v":"a"}`)
-		}, []string{"differing 1 v"}},
-		"doubled records": {func(b *bed) {
+		}, want: []string{"differing 1 v"}},
+		"doubled records": {do: func(b *bed) {
 			b.record("5-snapshot", "1", value("r", `{"id":1}`, 0))
 			b.record("5-snapshot", "1", value("r", `{"id":1}`, 0))
 			for range 2 {
@@ -206,57 +232,78 @@ func TestFolding(t *testing.T) {
 			}
 			b.row("1", `{"id":1}`)
 			b.row("2", `{"id":2}`)
-		}, []string{"doubled 1", "doubled 2", "doubled 3", "doubled 3"}},
-		"missing, extra, a missing delete": {func(b *bed) {
+		}, want: []string{"doubled 1", "doubled 2", "doubled 3", "doubled 3"}},
+		"missing, extra, a missing delete": {do: func(b *bed) {
 			b.record("5-0", "1", value("c", `{"id":1}`, 50))
 			b.record("6-0", "3", "")
 			b.row("2", `{"id":2}`)
 			b.row("3", `{"id":3}`)
-		}, []string{"extra 1", "missing 2", "missing 3"}},
-		"a truncate empties what stands before it": {func(b *bed) {
+		}, want: []string{"extra 1", "missing 2", "missing 3"}},
+		"a truncate empties what stands before it": {do: func(b *bed) {
 			b.record("5-0", "1", value("c", `{"id":1}`, 50))
 			b.record("6-0", "", value("t", "", 51))
 			b.record("6-1", "2", value("c", `{"id":2}`, 51))
 			b.record("7-0", "", value("t", "", 150)) // not seen
 			b.row("2", `{"id":2}`)
-		}, nil},
-		"a tombstone is of its delete's transaction": {func(b *bed) {
+		}},
+		"a tombstone is of its delete's transaction": {do: func(b *bed) {
 			b.record("5-0", "1", value("c", `{"id":1}`, 50))
 			b.record("6-0", "1", value("d", `{"id":1}`, 150))
 			b.record("6-0", "1", "")
 			b.row("1", `{"id":1}`)
-		}, nil},
-		"a column that is younger than the row": {func(b *bed) {
+		}},
+		"a column that is younger than the row": {do: func(b *bed) {
 			b.c.defaults = map[string][]byte{`"new"`: []byte("7")}
 			b.record("5-0", "1", value("c", `{"id":1,"gone":1}`, 50))
 			b.record("5-1", "2", value("c", `{"id":2}`, 50))
 			b.row("1", `{"id":1,"new":7,"other":null}`)
 			b.row("2", `{"id":2,"new":8}`)
-		}, []string{"differing 2 new"}},
-		"what is no record of ours": {func(b *bed) {
+		}, want: []string{"differing 2 new"}},
+		"what is no record of ours": {do: func(b *bed) {
 			b.record("5-0", "1", `{"before":`)
 			b.record("5-1", "2", `{}`)
 			b.record("5-2", "3", value("x", `{}`, 50))
-		}, []string{"unreadable 1", "unreadable 2", "unreadable 3"}},
-		"rows without an envelope, at the edge of the snapshot": {func(b *bed) {
+		}, want: []string{"unreadable 1", "unreadable 2", "unreadable 3"}},
+		"rows without an envelope, at the edge of the snapshot": {do: func(b *bed) {
 			b.s.format.Bare = true
 			b.record("10-0", "1", `{"id":1,"v":"a"}`)
 			b.record("950-0", "1", `{"id":1,"v":"b"}`) // perhaps seen
 			b.record("951-0", "2", `{"id":2}`)         // perhaps
 			b.record("1000-0", "3", `{"id":3}`)        // not
 			b.row("1", `{"id":1,"v":"a"}`)
-		}, nil},
-		"rows without an envelope, long before": {func(b *bed) {
+		}},
+		"rows without an envelope, long before": {do: func(b *bed) {
 			b.s.format.Bare = true
 			b.record("10-0", "1", `{"id":1,"v":"a"}`)
 			b.record("11-0", "1", `{"id":1,"v":"b"}`)
 			b.row("1", `{"id":1,"v":"a"}`)
-		}, []string{"differing 1 v"}},
+		}, want: []string{"differing 1 v"}},
 	} {
 		for _, limit := range []int64{1 << 20, 512} { // in memory, and in files that are parted again
 			t.Run(fmt.Sprintf("%s/%d", name, limit), func(t *testing.T) {
-				b := newBed(t, limit)
+				b := newBed(t, limit, onlyLook())
 				c.do(b)
+				b.want(c.want...)
+			})
+			t.Run(fmt.Sprintf("%s/%d/in two looks", name, limit), func(t *testing.T) {
+				b := newBed(t, limit, look{seed: maphash.MakeSeed(), digests: true})
+				c.do(b)
+				b.run()
+				second, again := b.k.next()
+				found := b.k.report.Differences()
+				if !again {
+					if len(c.want) != int(found) {
+						t.Errorf("the first look found %d differences, and left nothing; want %d", found, len(c.want))
+					}
+					return
+				}
+				if second.final = true; c.simple {
+					t.Errorf("the first look left %d keys", len(second.only.keys))
+				}
+				total := b.k.report
+				b = newBed(t, limit, second)
+				c.do(b)
+				b.k.report.Found, b.k.report.Unreadable = total.Found, total.Unreadable
 				b.want(c.want...)
 			})
 		}
@@ -272,7 +319,7 @@ func TestRowsWithoutAKeyAreAMultiset(t *testing.T) {
 		"inserts alone":            {false, []string{`missing {"a":1}`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, 1<<20)
+			b := newBed(t, 1<<20, onlyLook())
 			b.s.keyless, b.c.judge = true, judgeRows(c.exact)
 			b.record("5-snapshot", "", value("r", `{"a":1}`, 0))
 			b.record("5-snapshot", "", value("r", `{"a":2}`, 0))
@@ -287,7 +334,7 @@ func TestRowsWithoutAKeyAreAMultiset(t *testing.T) {
 }
 
 func TestManyKeysThroughFiles(t *testing.T) {
-	b := newBed(t, 1<<10)
+	b := newBed(t, 1<<10, onlyLook())
 	for i := range 5000 {
 		row := fmt.Sprintf(`{"id":%d,"v":"%s"}`, i, strings.Repeat("x", i%50))
 		if i != 77 {
@@ -343,6 +390,76 @@ func FuzzEnvelope(f *testing.F) {
 			if got[name] != string(v) {
 				t.Errorf("%q: member %q is %q, want %q", b, name, got[name], v)
 			}
+		}
+	})
+}
+
+func TestAFullDiskSaysWhatToDo(t *testing.T) {
+	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSpill(t.TempDir(), fan*64, 0)
+	s.parts[0].file = f
+	for range 100 {
+		if err = s.add(0, make([]byte, 30)); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "--temp-dir") {
+		t.Errorf("a full disk gives %v", err)
+	}
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAKeySetThatOverflowsHoldsAll(t *testing.T) {
+	k := newKeySet(2)
+	for hash := range uint64(3) {
+		k.add(hash, hash == 0)
+	}
+	if !k.overflow || k.empty() {
+		t.Errorf("3 keys of 2: %+v", k)
+	}
+	left := newKeySet(5)
+	left.add(1, false)
+	left.add(1, true)
+	left.add(1, false)
+	if !left.compares(1) || left.has(2) {
+		t.Errorf("%+v", left)
+	}
+	if left.join(k); !left.overflow {
+		t.Error("a set that joins all keys does not hold them")
+	}
+}
+
+func TestAHorizonIsSettledWhenNothingOfItRuns(t *testing.T) {
+	s, err := snapshot.ParseMVCC("4294967396:4294967400:4294967398") // 100:104:102 of the second epoch
+	if err != nil {
+		t.Fatal(err)
+	}
+	for xid, want := range map[uint32]bool{99: true, 101: true, 102: false, 103: true, 104: false, 4294967290: true} {
+		if h := (horizon{running: []uint32{99, xid}}); h.settledBy(s) != want {
+			t.Errorf("with %d running before: settled is %t, want %t", xid, !want, want)
+		}
+	}
+}
+
+func FuzzChange(f *testing.F) {
+	f.Add([]byte("key"), []byte("row"), []byte("before"), uint64(5), uint64(1), int64(7), int32(3), byte(0), uint64(9))
+	f.Add([]byte{}, []byte{}, []byte{}, uint64(0), uint64(snapshotSeq), int64(1<<40), int32(0), flagMoved, uint64(1))
+	f.Fuzz(func(t *testing.T, key, row, previous []byte, commit, seq uint64, offset int64, partition int32, flags byte, sum uint64) {
+		want := change{key: key, row: row, flags: flags, kind: 1, op: 'c', order: order{checkpoint.LSN(commit), seq, partition, offset}}
+		if flags&flagMoved != 0 {
+			want.previous = previous
+		}
+		if seq == snapshotSeq {
+			want.sum = sum
+		}
+		got := parseChange(want.append(nil))
+		if !bytes.Equal(got.key, key) || !bytes.Equal(got.row, row) || !bytes.Equal(got.previous, want.previous) || got.order != want.order || got.sum != want.sum || got.flags != flags {
+			t.Errorf("%+v became %+v", want, got)
 		}
 	})
 }
