@@ -58,6 +58,7 @@ func TestReplayTakesTimesAsItsBounds(t *testing.T) {
 		{[]string{"--from-time", times[1], "--to-time", at(-time.Microsecond)}, keys(2, 2)},
 		{[]string{"--from-time", times[5]}, nil},
 		{[]string{"--from-lsn", third.Topics[0].FirstLSN, "--to-time", times[4]}, keys(3, 4)},
+		{[]string{"--from-lsn", third.Topics[0].FirstLSN, "--to-time", times[2]}, nil}, // nothing was committed between
 	} {
 		prefix := fmt.Sprintf("%stime%d", c.name, i)
 		args := append(tt.args, "--topic-prefix", prefix, "--table", "public.t")
@@ -79,6 +80,7 @@ func TestReplayTakesTimesAsItsBounds(t *testing.T) {
 	}{
 		{[]string{"--from-time", "2001-01-01T00:00:00Z"}, 4, "the oldest LSN available is"},
 		{[]string{"--from-time", times[3], "--to-time", times[2]}, 2, "ends before it begins"},
+		{[]string{"--from-lsn", third.Topics[0].FirstLSN, "--to-time", times[1]}, 2, "is before --from-lsn"},
 		{[]string{"--from-time", "yesterday"}, 2, "is not a time"},
 		{[]string{"--from-time", times[1], "--from-lsn", "0/1"}, 2, "from-time"},
 		{nil, 2, "from-time"},

@@ -38,17 +38,21 @@ func (s *session) bounds(ctx context.Context) error {
 	if r.To > 0 && r.From > r.To {
 		return &UsageError{fmt.Sprintf("--to-lsn %s is before --from-lsn %s", r.To, r.From)}
 	}
-	if err := s.start(ctx); err != nil {
+	before, err := s.start(ctx)
+	if err != nil {
 		return err
 	}
-	var err error
 	switch {
 	case r.To > 0 && r.To < s.oldest: // from a time, then
 		return &UsageError{fmt.Sprintf("--to-lsn %s is before %s, which is as far back as replay reaches", r.To, s.oldest)}
 	case r.To > 0:
-		s.to, err = s.endBefore(ctx, max(s.from, r.To-min(r.To, recordRoom)), r.To, time.Time{})
+		s.to, _, err = s.endBefore(ctx, max(s.from, r.To-min(r.To, recordRoom)), r.To, time.Time{})
 	case !r.ToTime.IsZero():
-		s.to, err = s.endBefore(ctx, s.from, end, r.ToTime)
+		s.to, _, err = s.endBefore(ctx, s.from, end, r.ToTime)
+		if err == nil && s.to <= s.from && r.ToTime.Before(before) {
+			return &UsageError{fmt.Sprintf("--to-time %s is before --from-lsn %s: the transaction before that was committed at %s",
+				r.ToTime.UTC().Format(time.RFC3339Nano), r.From, before.UTC().Format(time.RFC3339Nano))}
+		}
 	default:
 		s.to = end
 	}
@@ -59,33 +63,34 @@ func (s *session) bounds(ctx context.Context) error {
 	return s.checkNamed()
 }
 
-// start finds where the range begins.
-func (s *session) start(ctx context.Context) (err error) {
+// start finds where the range begins, and where that is given as an LSN the commit time of
+// the transaction before it, zero where none is near.
+func (s *session) start(ctx context.Context) (before time.Time, err error) {
 	r := s.o.Range
 	s.nameAt(max(r.From, s.oldest))
 	if r.From == 0 {
 		first, reach, err := s.firstAt(ctx, r.FromTime)
 		if err != nil {
-			return err
+			return before, err
 		}
 		if !reach.IsZero() && r.FromTime.Before(reach) {
-			return s.refuseOld(0, reach)
+			return before, s.refuseOld(0, reach)
 		}
 		s.from = first
 		s.nameAt(s.from)
-		return nil
+		return before, nil
 	}
 	if r.From < s.oldest {
 		reach, err := s.reach(ctx)
 		if err != nil {
-			return err
+			return before, err
 		}
-		return s.refuseOld(r.From, reach)
+		return before, s.refuseOld(r.From, reach)
 	}
 	// An LSN within a commit record belongs to that transaction, and one within a message's
 	// record to that message: the range begins where the record before ends.
-	s.from, err = s.endBefore(ctx, max(s.oldest, r.From-min(r.From, recordRoom)), r.From, time.Time{})
-	return err
+	s.from, before, err = s.endBefore(ctx, max(s.oldest, r.From-min(r.From, recordRoom)), r.From, time.Time{})
+	return before, err
 }
 
 // nameAt decides which publications are named in what begins at lsn: those that every change
@@ -119,31 +124,32 @@ func (s *session) checkNamed() error {
 
 // endBefore reads on from an LSN and gives the last end of a source transaction, or of a
 // message, at or before lsn, and of one that was committed at or before at where that is
-// set; the LSN that it began at where there is none.
-func (s *session) endBefore(ctx context.Context, from, lsn checkpoint.LSN, at time.Time) (checkpoint.LSN, error) {
+// set; the LSN that it began at where there is none. With it comes the commit time of the
+// last such transaction, zero where there is none.
+func (s *session) endBefore(ctx context.Context, from, lsn checkpoint.LSN, at time.Time) (checkpoint.LSN, time.Time, error) {
 	stream, err := s.open(ctx, from)
 	if err != nil {
-		return 0, err
+		return 0, time.Time{}, err
 	}
 	defer stream.Abort()
 	return s.lastEnd(ctx, stream, from, lsn, at)
 }
 
 // lastEnd is endBefore on a stream that begins at last.
-func (s *session) lastEnd(ctx context.Context, stream *replication.Stream, last, lsn checkpoint.LSN, at time.Time) (checkpoint.LSN, error) {
+func (s *session) lastEnd(ctx context.Context, stream *replication.Stream, last, lsn checkpoint.LSN, at time.Time) (end checkpoint.LSN, committed time.Time, err error) {
 	for {
 		ev, err := stream.Next(ctx)
 		switch {
 		case err != nil:
-			return 0, err
+			return 0, committed, err
 		case ev.Kind == replication.KindBegin && ev.Txn.CommitLSN >= lsn,
 			ev.Kind == replication.KindProgress && ev.LSN >= lsn:
-			return last, nil
+			return last, committed, nil
 		case ev.Kind == replication.KindCommit && ev.Txn.EndLSN <= lsn && (at.IsZero() || !ev.Txn.CommitTime.After(at)):
-			last = max(last, ev.Txn.EndLSN)
+			last, committed = max(last, ev.Txn.EndLSN), ev.Txn.CommitTime
 		case ev.Kind == replication.KindChange && ev.Change.Txn == nil && at.IsZero():
 			if ev.Change.LSN > lsn {
-				return last, nil
+				return last, committed, nil
 			}
 			last = max(last, ev.Change.LSN)
 		}

@@ -220,9 +220,9 @@ func (s *session) move(ctx context.Context, o SetOptions, slot replication.Slot,
 		m.keep = true // a transaction that is cut there, too
 	case m.replace:
 		s.nameFrom(to)
-		to, err = s.endBefore(ctx, max(s.oldest, to-min(to, recordRoom)), to, time.Time{})
+		to, _, err = s.endBefore(ctx, max(s.oldest, to-min(to, recordRoom)), to, time.Time{})
 	case to < at.LSN:
-		to, err = s.lastEnd(ctx, stream, slot.ConfirmedFlush, to, time.Time{})
+		to, _, err = s.lastEnd(ctx, stream, slot.ConfirmedFlush, to, time.Time{})
 	default:
 		to, err = s.count(ctx, stream, max(at.LSN, slot.ConfirmedFlush), to, &r)
 	}
