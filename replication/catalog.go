@@ -409,17 +409,26 @@ func TextResults(ctx context.Context, conn *pgx.Conn, queries ...string) ([][][]
 // WALEndQuery gives where the WAL ends now, on a standby where its replay does.
 const WALEndQuery = `SELECT (CASE WHEN pg_is_in_recovery() THEN coalesce(pg_last_wal_replay_lsn(), '0/0') ELSE pg_current_wal_insert_lsn() END)::text`
 
-// NotNullColumns gives a table's columns that are declared NOT NULL.
-func NotNullColumns(ctx context.Context, conn *pgx.Conn, oid uint32) ([]string, error) {
-	var columns []string
-	err := conn.QueryRow(ctx, `
-SELECT coalesce(array_agg(a.attname::text ORDER BY a.attnum), '{}')
+// ColumnFacts are what RELATION does not tell of a table's columns.
+type ColumnFacts struct {
+	NotNull []string // declared NOT NULL
+	// Filled have a value in a row whose INSERT does not name them: by a default that is not
+	// NULL, or because they are generated.
+	Filled []string
+}
+
+// ReadColumnFacts reads them.
+func ReadColumnFacts(ctx context.Context, conn *pgx.Conn, oid uint32) (f ColumnFacts, err error) {
+	err = conn.QueryRow(ctx, `
+SELECT coalesce(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attnotnull), '{}'),
+       coalesce(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE pg_get_expr(d.adbin, d.adrelid) !~ '^NULL(::|$)'), '{}')
   FROM pg_catalog.pg_attribute a
- WHERE a.attrelid = $1 AND a.attnum > 0 AND a.attnotnull AND NOT a.attisdropped`, oid).Scan(&columns)
+  LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped`, oid).Scan(&f.NotNull, &f.Filled)
 	if err != nil {
-		return nil, fmt.Errorf("read NOT NULL columns: %w", err)
+		return f, fmt.Errorf("read the columns of table %d: %w", oid, err)
 	}
-	return columns, nil
+	return f, nil
 }
 
 // HasRows tells whether a table holds any row.

@@ -249,6 +249,12 @@ func TestCover(t *testing.T) {
 		if w := strings.Join(c.Warnings(), "\n"); !strings.Contains(w, "deletes") || !strings.Contains(w, "truncates") || strings.Contains(w, "updates:") || !strings.Contains(w, "public.k") {
 			t.Errorf("warnings %s", w)
 		}
+		opts.Outbox = []string{"public.tree"}
+		if c, err = read(); err != nil {
+			t.Fatal(err)
+		}
+		wantRefusal(t, c.Refusal(), "outbox table public.tree under the names of its partitions|publish_via_partition_root = true")
+		opts.Outbox = nil
 		// A table dropped and created again leaves its publication.
 		mustExec(t, conn, `DROP TABLE e`, `CREATE TABLE e (id int PRIMARY KEY)`)
 		if c, err = read(); err != nil {

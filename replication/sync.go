@@ -241,6 +241,8 @@ type Coverage struct {
 	// ByLeaf are partitioned tables whose changes carry the names of their leaves,
 	// because the publication does not publish via the root.
 	ByLeaf []Table
+
+	outbox []string // those of the configuration
 }
 
 // Cover reads how far an existing publication covers the configured tables. It changes
@@ -279,7 +281,7 @@ SELECT c.oid FROM pg_catalog.pg_class c
 }
 
 func cover(pub Publication, published map[uint32]bool, tables []Table, o PlanOptions) Coverage {
-	c := Coverage{Publication: pub, MissingOutbox: slices.Clone(o.Outbox)}
+	c := Coverage{Publication: pub, MissingOutbox: slices.Clone(o.Outbox), outbox: o.Outbox}
 	for _, t := range tables {
 		isOutbox := slices.Contains(o.Outbox, t.String())
 		if isOutbox {
@@ -323,6 +325,13 @@ func (c Coverage) Refusal() error {
 				name, pgx.Identifier{t.Schema, t.Name}.Sanitize(), t),
 		})
 	}
+	if leaves := c.outboxByLeaf(); len(leaves) > 0 {
+		problems = append(problems, &checkpoint.Refusal{
+			What:   fmt.Sprintf("publication %s sends the rows of outbox table %s under the names of its partitions", name, names(leaves, shownNames)),
+			Risk:   "they would not be events, and never reach their topics",
+			Remedy: fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true), or set source.publication-mode: managed", name),
+		})
+	}
 	if !c.Publication.Insert {
 		problems = append(problems, &checkpoint.Refusal{
 			What:   fmt.Sprintf("publication %s does not publish inserts", name),
@@ -331,6 +340,11 @@ func (c Coverage) Refusal() error {
 		})
 	}
 	return errors.Join(problems...)
+}
+
+// outboxByLeaf are the outbox tables among ByLeaf: an outbox is known by its root.
+func (c Coverage) outboxByLeaf() []Table {
+	return slices.DeleteFunc(slices.Clone(c.ByLeaf), func(t Table) bool { return !slices.Contains(c.outbox, t.String()) })
 }
 
 // Warnings are for the log: what the publication as it is leaves out or breaks.

@@ -29,13 +29,13 @@ type Backlog struct {
 	Published string
 }
 
-// Backlog looks at the columns of an outbox table. notNull tells which of them cannot be
-// null.
+// Backlog looks at the columns of an outbox table.
 //
-// published_at counts as a mark where it is a timestamp: set means published. status
+// published_at counts as a mark where it is a timestamp that a new row does not have: set
+// means published. status
 // does where it is an integer, of which 1 means published, or a text or an enum, of which
 // 'processed' does; every other value, null included, means not yet.
-func (r *Router) Backlog(rel *replication.Relation, notNull func(column string) bool) (Backlog, error) {
+func (r *Router) Backlog(rel *replication.Relation, facts replication.ColumnFacts) (Backlog, error) {
 	types := map[string]*format.Type{}
 	for _, c := range rel.Columns {
 		t, err := r.typeOf(c.TypeOID)
@@ -48,11 +48,11 @@ func (r *Router) Backlog(rel *replication.Relation, notNull func(column string) 
 	for _, i := range rel.PrimaryKey {
 		b.Primary = append(b.Primary, rel.Columns[i].Name)
 	}
-	b.Order = backlogOrder(types, b.Primary, notNull)
+	b.Order = backlogOrder(types, b.Primary, func(column string) bool { return slices.Contains(facts.NotNull, column) })
 	b.Ordered = len(b.Order) > 0 && (isInteger(types[b.Order[0]]) || isTimestamp(types[b.Order[0]]))
 	switch status := types["status"]; {
-	case isTimestamp(types["published_at"]):
-		b.Mark, b.Pending, b.Published = "published_at", `"published_at" IS NULL`, "pg_catalog.now()"
+	case isTimestamp(types[publishedAt]) && !slices.Contains(facts.NotNull, publishedAt) && !slices.Contains(facts.Filled, publishedAt):
+		b.Mark, b.Pending, b.Published = publishedAt, `"published_at" IS NULL`, "pg_catalog.now()"
 	case isInteger(status):
 		b.Mark, b.Pending, b.Published = "status", `"status" IS DISTINCT FROM 1`, "1"
 	case isText(status):
@@ -63,6 +63,8 @@ func (r *Router) Backlog(rel *replication.Relation, notNull func(column string) 
 	}
 	return b, nil
 }
+
+const publishedAt = "published_at"
 
 // backlogOrder gives the primary key where it is a row number; else a row number or the
 // time of writing, with the primary key to tell equal ones apart. aggregate_seq and

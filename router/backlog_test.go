@@ -20,7 +20,7 @@ const (
 func TestBacklogOfAnOutbox(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
-		columns string // NAME TYPE, comma; ! behind what is NOT NULL
+		columns string // NAME TYPE, comma; = behind what has a default, ! behind what is NOT NULL
 		key     string
 		want    Backlog
 	}{
@@ -30,6 +30,10 @@ func TestBacklogOfAnOutbox(t *testing.T) {
 			Backlog{"published_at", `"published_at" IS NULL`, nil, []string{"id"}, true, "pg_catalog.now()"}},
 		{"a published_at that is no time is no mark", "id bigint!, published_at text, status int", "id",
 			Backlog{"status", `"status" IS DISTINCT FROM 1`, nil, []string{"id"}, true, "1"}},
+		{"a published_at that is never NULL is no mark", "id bigint!, status text, published_at timestamptz!", "id",
+			Backlog{"status", `"status" IS DISTINCT FROM 'processed'`, nil, []string{"id"}, true, "'processed'"}},
+		{"a published_at that an INSERT sets is no mark", "id bigint=!, published_at timestamptz=", "id",
+			Backlog{"", "", nil, []string{"id"}, true, ""}},
 		{"status as number", "id int!, status smallint", "id",
 			Backlog{"status", `"status" IS DISTINCT FROM 1`, nil, []string{"id"}, true, "1"}},
 		{"status as text", "id int!, status varchar", "id",
@@ -68,7 +72,7 @@ func TestBacklogOfAnOutbox(t *testing.T) {
 		{"nothing to go by", "event_id uuid!", "", Backlog{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			rel, notNull := backlogTable(t, tt.columns)
+			rel, notNull, filled := backlogTable(t, tt.columns)
 			o := testOptions()
 			o.Types = func(oid uint32) (*format.Type, error) {
 				return map[uint32]*format.Type{
@@ -82,7 +86,7 @@ func TestBacklogOfAnOutbox(t *testing.T) {
 			for _, name := range tt.want.Primary {
 				rel.PrimaryKey = append(rel.PrimaryKey, slices.IndexFunc(rel.Columns, func(c replication.Column) bool { return c.Name == name }))
 			}
-			got, err := mustRouter(t, o, newFixedTopics()).Backlog(rel, func(c string) bool { return slices.Contains(notNull, c) })
+			got, err := mustRouter(t, o, newFixedTopics()).Backlog(rel, replication.ColumnFacts{NotNull: notNull, Filled: filled})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -93,13 +97,17 @@ func TestBacklogOfAnOutbox(t *testing.T) {
 	}
 }
 
-func backlogTable(t *testing.T, columns string) (rel *replication.Relation, notNull []string) {
+func backlogTable(t *testing.T, columns string) (rel *replication.Relation, notNull, filled []string) {
 	rel = relationOf(t, "outbox")
 	for _, c := range strings.Split(columns, ", ") {
 		c, must := strings.CutSuffix(c, "!")
+		c, has := strings.CutSuffix(c, "=")
 		name, typ, _ := strings.Cut(c, " ")
 		if must {
 			notNull = append(notNull, name)
+		}
+		if has {
+			filled = append(filled, name)
 		}
 		switch typ {
 		case "enum":
@@ -110,5 +118,5 @@ func backlogTable(t *testing.T, columns string) (rel *replication.Relation, notN
 			rel.Columns = append(rel.Columns, relationOf(t, "x", c).Columns[0])
 		}
 	}
-	return rel, notNull
+	return rel, notNull, filled
 }

@@ -342,8 +342,10 @@ func TestMarksThatAreNotAllowedAreRefusedAtTheStart(t *testing.T) {
 		"no right to update": {"mark", caseOutbox + "; GRANT SELECT, DELETE ON outbox TO %[1]s", []string{`GRANT SELECT, UPDATE ("published_at") ON "public"."outbox" TO %[1]s`}},
 		"no right to delete": {"delete", caseOutbox + "; GRANT SELECT, UPDATE ON outbox TO %[1]s", []string{`GRANT SELECT, DELETE ON "public"."outbox" TO %[1]s`}},
 		"no column to mark":  {"mark", "CREATE TABLE outbox (event_id uuid PRIMARY KEY, event_type text, payload json); GRANT ALL ON outbox TO %[1]s", []string{"no column to mark", "ADD COLUMN published_at timestamptz"}},
-		"no such label":      {"mark", "CREATE TYPE s AS ENUM ('new', 'done'); CREATE TABLE outbox (event_id uuid PRIMARY KEY, event_type text, payload json, status s); GRANT ALL ON outbox TO %[1]s", []string{"processed"}},
-		"a policy":           {"delete", caseOutbox + "; ALTER TABLE outbox ENABLE ROW LEVEL SECURITY; GRANT ALL ON outbox TO %[1]s", []string{"row-level security", "BYPASSRLS"}},
+		"a time that rows have from the start": {"mark", "CREATE TABLE outbox (event_id uuid PRIMARY KEY, event_type text, payload json, published_at timestamptz NOT NULL DEFAULT now()); GRANT ALL ON outbox TO %[1]s",
+			[]string{"no column to mark", "NULL in a new row"}},
+		"no such label": {"mark", "CREATE TYPE s AS ENUM ('new', 'done'); CREATE TABLE outbox (event_id uuid PRIMARY KEY, event_type text, payload json, status s); GRANT ALL ON outbox TO %[1]s", []string{"processed"}},
+		"a policy":      {"delete", caseOutbox + "; ALTER TABLE outbox ENABLE ROW LEVEL SECURITY; GRANT ALL ON outbox TO %[1]s", []string{"row-level security", "BYPASSRLS"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFaultBed(t, harness.Postgres(t), harness.Kafka(t))

@@ -54,6 +54,12 @@ func TestCleaningNeverDeletesAnUnpublishedRow(t *testing.T) {
 		t.Errorf("left: %s", got)
 	}
 	c.clean(2, []string{"--older-than", "soon"}, "7d, 36h or 0s")
+	// A time that a row has from the start does not tell that it was published.
+	c.pg.Exec("ALTER TABLE outbox ALTER published_at SET DEFAULT now(); INSERT INTO outbox (event_id, aggregate_id, aggregate_seq, event_type, payload) VALUES ('00000000-0000-0000-0000-000000000004','o',4,'a','{}')")
+	c.clean(4, []string{"--older-than", "0s"}, "which rows are published")
+	if got := c.left(); got != "3,4" {
+		t.Errorf("left: %s", got)
+	}
 }
 
 // Where a status tells it, everything but the one value is not published, and the age

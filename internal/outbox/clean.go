@@ -87,7 +87,7 @@ func (t *Table) cleanable(olderThan time.Duration) (string, error) {
 	switch {
 	case t.Mark == "":
 		return "", &checkpoint.Refusal{
-			What:   fmt.Sprintf("outbox table %s has no column published_at or status that tells which rows are published", t.String()),
+			What:   fmt.Sprintf("outbox table %s has no column published_at (NULL in a new row) or status that tells which rows are published", t.String()),
 			Risk:   "rows that were never published would be deleted",
 			Remedy: "add such a column and set after: mark under its outbox entry, or set after: delete",
 		}

@@ -59,7 +59,7 @@ func NewTarget(ctx context.Context, conn *pgx.Conn, t Table) (*Target, error) {
 	target := &Target{Table: t}
 	if t.After == Mark && t.Mark == "" {
 		return nil, &checkpoint.Refusal{
-			What:   fmt.Sprintf("outbox table %s has no column to mark: neither published_at (a timestamp) nor status (an integer, a text or an enum)", t.String()),
+			What:   fmt.Sprintf("outbox table %s has no column to mark: neither published_at (a timestamp that is NULL in a new row) nor status (an integer, a text or an enum)", t.String()),
 			Risk:   "delivered rows could not be told from others",
 			Remedy: fmt.Sprintf("ALTER TABLE %s ADD COLUMN published_at timestamptz; or set after: delete, or after: keep, under its outbox entry", t.SQL()),
 		}

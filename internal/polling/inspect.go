@@ -82,14 +82,13 @@ func learnTypes(ctx context.Context, conn *replication.Conn, types *format.Resol
 	return nil
 }
 
-// describe says how the rows of a table are ordered, told apart and marked. notNull are the
-// columns that cannot be null.
-func (f *found) describe(o Outbox, rel *replication.Relation, notNull []string) (outbox.Table, router.Backlog, router.OutboxColumns, error) {
+// describe says how the rows of a table are ordered, told apart and marked.
+func (f *found) describe(o Outbox, rel *replication.Relation, facts replication.ColumnFacts) (outbox.Table, router.Backlog, router.OutboxColumns, error) {
 	c, err := f.router.OutboxColumns(rel)
 	if err != nil {
 		return outbox.Table{}, router.Backlog{}, c, err
 	}
-	b, err := f.router.Backlog(rel, func(column string) bool { return slices.Contains(notNull, column) })
+	b, err := f.router.Backlog(rel, facts)
 	after := outbox.Mark
 	if o.Delete {
 		after = outbox.Delete
@@ -108,7 +107,11 @@ func (p *Poller) pendingTables(ctx context.Context, conn *replication.Conn) ([]o
 		if rel == nil {
 			continue // a session will say so
 		}
-		t, _, _, err := f.describe(p.o.Outbox[i], rel, nil)
+		facts, err := replication.ReadColumnFacts(ctx, conn, rel.OID)
+		if err != nil {
+			return nil, err
+		}
+		t, _, _, err := f.describe(p.o.Outbox[i], rel, facts)
 		if err != nil {
 			return nil, err
 		}
@@ -175,15 +178,15 @@ func (s *session) inspectTable(ctx context.Context, f *found, o Outbox, rel *rep
 	if err != nil {
 		return nil, err
 	}
-	notNull, err := replication.NotNullColumns(ctx, s.conn, rel.OID)
+	facts, err := replication.ReadColumnFacts(ctx, s.conn, rel.OID)
 	if err != nil {
 		return nil, err
 	}
-	mark, b, c, err := f.describe(o, rel, notNull)
+	mark, b, c, err := f.describe(o, rel, facts)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkMark(o, mark, notNull); err != nil {
+	if err := checkMark(o, mark, facts); err != nil {
 		return nil, err
 	}
 	s.say(o.name(), func() {
@@ -203,22 +206,22 @@ func (s *session) inspectTable(ctx context.Context, f *found, o Outbox, rel *rep
 }
 
 // checkMark refuses a table whose published rows could not be told from others.
-func checkMark(o Outbox, mark outbox.Table, notNull []string) error {
-	if mark.Mark == "" && !o.Delete {
-		return &checkpoint.Refusal{
-			What:   fmt.Sprintf("outbox table %s has no column that could mark a published row: published_at, a timestamp, or status, a number or a text", o.name()),
-			Risk:   "every event would be published again and again",
-			Remedy: fmt.Sprintf("ALTER TABLE %s ADD COLUMN published_at timestamptz; or set outbox[].after: delete", mark.SQL()),
-		}
+func checkMark(o Outbox, mark outbox.Table, facts replication.ColumnFacts) error {
+	if mark.Mark != "" || o.Delete {
+		return nil
 	}
-	if mark.Mark == "published_at" && slices.Contains(notNull, mark.Mark) {
+	if slices.Contains(slices.Concat(facts.NotNull, facts.Filled), "published_at") {
 		return &checkpoint.Refusal{
-			What:   fmt.Sprintf("column published_at of outbox table %s is NOT NULL, so that every row counts as published", o.name()),
+			What:   fmt.Sprintf("column published_at of outbox table %s is NOT NULL, or has a default, so that every row counts as published", o.name()),
 			Risk:   "no event would ever be published",
-			Remedy: fmt.Sprintf("ALTER TABLE %s ALTER COLUMN published_at DROP NOT NULL, ALTER COLUMN published_at DROP DEFAULT", mark.SQL()),
+			Remedy: fmt.Sprintf("ALTER TABLE %s ALTER COLUMN published_at DROP NOT NULL, ALTER COLUMN published_at DROP DEFAULT; or set outbox[].after: delete", mark.SQL()),
 		}
 	}
-	return nil
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("outbox table %s has no column that could mark a published row: published_at, a timestamp, or status, a number or a text", o.name()),
+		Risk:   "every event would be published again and again",
+		Remedy: fmt.Sprintf("ALTER TABLE %s ADD COLUMN published_at timestamptz; or set outbox[].after: delete", mark.SQL()),
+	}
 }
 
 // checkRights refuses tables that our role may not read, lock and mark.

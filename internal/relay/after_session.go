@@ -106,7 +106,7 @@ func (s *session) readTarget(ctx context.Context, rel *replication.Relation) (*o
 	if err != nil {
 		return nil, err
 	}
-	t, err := outboxTable(trial, rel, s.r.o.afterOf(s.entryOf(rel)))
+	t, err := outboxTable(ctx, s.conn, trial, rel, s.r.o.afterOf(s.entryOf(rel)))
 	if err != nil {
 		return nil, err
 	}
@@ -146,12 +146,16 @@ func (s *session) entry(oid uint32, name string) string {
 }
 
 // outboxTable describes an outbox table to those who work on its rows.
-func outboxTable(r *router.Router, rel *replication.Relation, after string) (outbox.Table, error) {
+func outboxTable(ctx context.Context, conn *replication.Conn, r *router.Router, rel *replication.Relation, after string) (outbox.Table, error) {
+	facts, err := replication.ReadColumnFacts(ctx, conn, rel.OID)
+	if err != nil {
+		return outbox.Table{}, err
+	}
 	columns, err := r.OutboxColumns(rel)
 	if err != nil {
 		return outbox.Table{}, err
 	}
-	b, err := r.Backlog(rel, func(string) bool { return false })
+	b, err := r.Backlog(rel, facts)
 	if err != nil {
 		return outbox.Table{}, err
 	}
@@ -200,7 +204,7 @@ func (r *Relay) pendingTables(ctx context.Context, conn *replication.Conn) ([]ou
 		if rel == nil {
 			continue // dropped this moment
 		}
-		t, err := outboxTable(trial, rel, r.o.afterOf(rel.Schema+"."+rel.Name))
+		t, err := outboxTable(ctx, conn, trial, rel, r.o.afterOf(rel.Schema+"."+rel.Name))
 		if err != nil {
 			return nil, err
 		}

@@ -118,7 +118,7 @@ func (s *session) checkTables(ctx context.Context, tables []replication.Table) e
 // marked, by us or by the application: PostgreSQL writes that as a delete and an insert, and
 // an insert is an event.
 func (s *session) checkMoves(ctx context.Context, trial *router.Router, rel *replication.Relation) error {
-	t, err := outboxTable(trial, rel, outbox.Mark)
+	t, err := outboxTable(ctx, s.conn, trial, rel, outbox.Mark)
 	if err != nil || t.Mark == "" {
 		return err
 	}

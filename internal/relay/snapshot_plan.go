@@ -208,7 +208,7 @@ func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (b r
 	if rel == nil {
 		return none, nil
 	}
-	notNull, err := replication.NotNullColumns(ctx, s.conn, oid)
+	facts, err := replication.ReadColumnFacts(ctx, s.conn, oid)
 	if err != nil {
 		return none, err
 	}
@@ -216,7 +216,7 @@ func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (b r
 	if err != nil {
 		return none, err
 	}
-	b, err = trial.Backlog(rel, func(column string) bool { return slices.Contains(notNull, column) })
+	b, err = trial.Backlog(rel, facts)
 	if err != nil {
 		return none, err
 	}
