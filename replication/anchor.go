@@ -159,7 +159,7 @@ func OpenCopy(ctx context.Context, cfg *pgconn.Config, source string, o StreamOp
 
 // copySlot makes the temporary slot to on the stream's own connection.
 func (s *Stream) copySlot(ctx context.Context, from, to string) (checkpoint.LSN, error) {
-	query := "SELECT lsn FROM pg_catalog.pg_copy_logical_replication_slot(" + quoteLiteral(from) + ", " + quoteLiteral(to) + ", true)"
+	query := "SELECT lsn FROM pg_catalog.pg_copy_logical_replication_slot(" + QuoteLiteral(from) + ", " + QuoteLiteral(to) + ", true)"
 	var err error
 	for range copyTries {
 		var results []*pgconn.Result

@@ -297,7 +297,7 @@ func importSnapshot(ctx context.Context, connect Connector, exported string, wit
 		return "", err
 	}
 	defer closeQuietly(ctx, conn) // and the transaction with it
-	rows, err := TextResults(ctx, conn, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET TRANSACTION SNAPSHOT "+quoteLiteral(exported), "SELECT pg_catalog.pg_current_snapshot()::text")
+	rows, err := TextResults(ctx, conn, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET TRANSACTION SNAPSHOT "+QuoteLiteral(exported), "SELECT pg_catalog.pg_current_snapshot()::text")
 	if err != nil {
 		return "", err
 	}

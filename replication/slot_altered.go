@@ -76,7 +76,7 @@ func dropAltered(ctx context.Context, conn *pgx.Conn, slot, since string) (table
 	if err == nil && len(tables) == 0 {
 		return nil, nil
 	}
-	if _, dropErr := TextRows(ctx, conn, "SELECT pg_catalog.pg_drop_replication_slot("+quoteLiteral(slot)+")"); dropErr != nil {
+	if _, dropErr := TextRows(ctx, conn, "SELECT pg_catalog.pg_drop_replication_slot("+QuoteLiteral(slot)+")"); dropErr != nil {
 		return nil, errors.Join(err, fmt.Errorf("drop slot %s: %w", slot, dropErr))
 	}
 	return tables, err

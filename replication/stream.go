@@ -142,7 +142,7 @@ func (s *Stream) PID() uint32 { return s.conn.PID() }
 func (s *Stream) Start(ctx context.Context, o StreamOptions) error {
 	args := []string{
 		"proto_version '1'",
-		"publication_names " + quoteLiteral(quoteNames(o.Publications)),
+		"publication_names " + QuoteLiteral(quoteNames(o.Publications)),
 		// Messages are always asked for: seq counts them, captured or not, so that a
 		// change has one identity under every configuration.
 		"messages 'true'",
@@ -386,4 +386,5 @@ func quoteNames(names []string) string {
 	return strings.Join(quoted, ",")
 }
 
-func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+// QuoteLiteral writes a text as SQL, where a parameter cannot stand.
+func QuoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

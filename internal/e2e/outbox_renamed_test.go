@@ -176,7 +176,39 @@ func TestARotatedOutboxSendsEachEventOnce(t *testing.T) {
 				t.Errorf("event %d of %d comes %d times", n, seq, count[n])
 			}
 		}
+		switch after { // the rows of either table
+		case "mark":
+			c.pg.WaitValue("0", "SELECT count(*) FROM (TABLE outbox UNION ALL TABLE outbox_old) r WHERE published_at IS NULL")
+		case "delete":
+			c.pg.WaitValue("0", "SELECT count(*) FROM (TABLE outbox UNION ALL TABLE outbox_old) r")
+		}
 	})
+}
+
+// Rows that wait to be marked while the table is rotated are marked where they are by then.
+func TestRowsOfARotatedOutboxAreMarkedByTheNextStart(t *testing.T) {
+	c := renamedOutbox(t, "mark")
+	c.waitMarked("1,2,3")
+	c.refuseMarks("old.aggregate_seq = 4")
+	c.insertEvents(4, 5)
+	c.fence()
+	c.waitMarked("1,2,3,5")
+	c.proc.Kill()
+	c.pg.Exec("BEGIN; ALTER TABLE outbox RENAME TO outbox_old; CREATE TABLE outbox (LIKE outbox_old INCLUDING ALL); COMMIT")
+	// Twice, since the second start knows of it only what the first one wrote down.
+	for seq := 6; seq <= 7; seq++ {
+		c.start()
+		c.insertEvents(seq, seq)
+		c.fence()
+		c.pg.WaitValue("t", "SELECT published_at IS NOT NULL FROM outbox WHERE aggregate_seq = $1", seq)
+		c.proc.Kill()
+	}
+	c.pg.Exec("DROP TRIGGER refuse ON outbox_old")
+	c.start()
+	c.pg.WaitValue("0", "SELECT count(*) FROM (TABLE outbox UNION ALL TABLE outbox_old) r WHERE published_at IS NULL")
+	if got := c.sequence(); !slices.Equal(got, []int{1, 2, 3, 4, 5, 6, 7}) {
+		t.Errorf("events %v", got)
+	}
 }
 
 // With after: keep nothing tells which rows of a table that takes the outbox's place are new.

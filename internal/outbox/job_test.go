@@ -61,21 +61,24 @@ func TestStatementsThatMarkAndDelete(t *testing.T) {
 		want   string
 	}{
 		"mark": {
-			Target{Table: Table{Schema: "public", Name: "outbox", After: Mark, EventID: "event_id", Mark: "published_at", Pending: `"published_at" IS NULL`, Published: "pg_catalog.now()"}, Key: []string{"id", "event_id"}},
+			Target{Table: Table{OID: 7, Schema: "public", Name: "outbox", After: Mark, EventID: "event_id", Mark: "published_at", Pending: `"published_at" IS NULL`, Published: "pg_catalog.now()"}, Key: []string{"id", "event_id"}},
 			[]string{"bigint", "uuid"},
-			`UPDATE "public"."outbox" AS t SET "published_at" = pg_catalog.now() FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS k(k0, k1)` +
-				` WHERE t."id" = k.k0::bigint AND t."event_id" = k.k1::uuid AND ("published_at" IS NULL)`,
+			`WITH work AS (UPDATE "public"."outbox" AS t SET "published_at" = pg_catalog.now() FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS k(k0, k1)` +
+				` WHERE pg_catalog.to_regclass('"public"."outbox"')::pg_catalog.oid = 7 AND t."id" = k.k0::bigint AND t."event_id" = k.k1::uuid AND ("published_at" IS NULL))` +
+				` SELECT pg_catalog.to_regclass('"public"."outbox"')::pg_catalog.oid = 7`,
 		},
 		"delete, names that want quotes": {
-			Target{Table: Table{Schema: `S "x"`, Name: "out box", After: Delete, EventID: "Id"}, Key: []string{"Id"}},
+			Target{Table: Table{OID: 8, Schema: `S "x's"`, Name: "out box", After: Delete, EventID: "Id"}, Key: []string{"Id"}},
 			[]string{`"S ""x""".kind`},
-			`DELETE FROM "S ""x"""."out box" AS t USING ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[])) AS k(k0) WHERE t."Id" = k.k0::"S ""x""".kind`,
+			`WITH work AS (DELETE FROM "S ""x's"""."out box" AS t USING ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[])) AS k(k0)` +
+				` WHERE pg_catalog.to_regclass('"S ""x''s"""."out box"')::pg_catalog.oid = 8 AND t."Id" = k.k0::"S ""x""".kind)` +
+				` SELECT pg_catalog.to_regclass('"S ""x''s"""."out box"')::pg_catalog.oid = 8`,
 		},
 		"without a key": {
-			Target{Table: Table{Schema: "public", Name: "o", After: Delete, EventID: "id"}, Key: []string{"id"}, Loose: true},
+			Target{Table: Table{OID: 9, Schema: "public", Name: "o", After: Delete, EventID: "id"}, Key: []string{"id"}, Loose: true},
 			[]string{"text"},
-			`DELETE FROM "public"."o" AS t USING ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[])) AS k(k0) WHERE t."id" = k.k0::text` +
-				` AND NOT EXISTS (SELECT FROM "public"."o" o WHERE o."id" = t."id" AND (o.tableoid, o.ctid) <> (t.tableoid, t.ctid))`,
+			`WITH work AS (DELETE FROM "public"."o" AS t USING ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[])) AS k(k0) WHERE pg_catalog.to_regclass('"public"."o"')::pg_catalog.oid = 9 AND t."id" = k.k0::text` +
+				` AND NOT EXISTS (SELECT FROM "public"."o" o WHERE o."id" = t."id" AND (o.tableoid, o.ctid) <> (t.tableoid, t.ctid))) SELECT pg_catalog.to_regclass('"public"."o"')::pg_catalog.oid = 9`,
 		},
 	} {
 		if got := tt.target.statement(tt.types); got != tt.want {

@@ -81,10 +81,12 @@ const (
 
 // settings are those of a connection that changes rows. A role's default isolation
 // would make rows that changed meanwhile an error, its read-only transactions every
-// change; a policy has to be one. The connection is idle for as long as nothing is
-// delivered.
+// change; a policy has to be one; and a commit that nobody waits for could be lost in a crash
+// of the server, after a checkpoint that takes the row for marked. The connection is idle for
+// as long as nothing is delivered.
 func settings() string {
-	return fmt.Sprintf("SET lock_timeout = %d; SET statement_timeout = %d; SET idle_session_timeout = 0; SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off; SET row_security = off",
+	return fmt.Sprintf("SET lock_timeout = %d; SET statement_timeout = %d; SET idle_session_timeout = 0; SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off; SET row_security = off; "+
+		"SELECT pg_catalog.set_config('synchronous_commit', CASE s WHEN 'off' THEN 'local' ELSE s END, false) FROM pg_catalog.current_setting('synchronous_commit') s",
 		LockWait.Milliseconds(), statementTimeout.Milliseconds())
 }
 
@@ -136,8 +138,8 @@ func (m *Marker) do(ctx context.Context, j *Job) error {
 	// One statement is one transaction, as short as can be; its snapshot is newer than the one
 	// looked at.
 	result := m.conn.PgConn().ExecParams(ctx, j.Target.sql, j.parameters(), nil, nil, nil).Read()
-	if result.Err != nil {
-		return fmt.Errorf("%s rows of %s: %w", j.Target.After, j.Target.String(), result.Err)
+	if err := j.Target.read(result); err != nil {
+		return fmt.Errorf("%s rows of %s: %w", j.Target.After, j.Target.String(), err)
 	}
 	killpoint.At(killpoint.Marked)
 	return nil
@@ -187,7 +189,7 @@ func IsTable(err error) bool { return kindOf(err) == ofTable }
 // IsRedefined tells whether the table is not what the statement was made for any more.
 func IsRedefined(err error) bool {
 	var answer *pgconn.PgError
-	return errors.As(err, &answer) && (answer.Code == "42P01" || answer.Code == "42703" || answer.Code == "42883" || answer.Code == "42804" || answer.Code == "3F000")
+	return errors.As(err, &answer) && (answer.Code == codeUndefinedTable || answer.Code == "42703" || answer.Code == "42883" || answer.Code == "42804" || answer.Code == "3F000")
 }
 
 // IsLocked tells whether somebody else's lock was in the way.
@@ -201,6 +203,8 @@ func IsSlow(err error) bool {
 	var answer *pgconn.PgError
 	return errors.As(err, &answer) && answer.Code == "57014"
 }
+
+const codeUndefinedTable = "42P01"
 
 // kind is whom an error concerns.
 type kind uint8

@@ -270,7 +270,7 @@ func TestLocksOfTheApplication(t *testing.T) {
 	j.Reset(s.target(byPublishedAt(s, Delete)))
 	s.add(&j, "true")
 	s.Do(&j)
-	s.WaitValue("t", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'DELETE%'")
+	s.WaitValue("t", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'WITH work AS (DELETE%'")
 	exec("UPDATE outbox SET n = 1 WHERE id IN (1, 9)")
 	exec("COMMIT")
 	<-s.Done()
@@ -300,7 +300,7 @@ func TestSettingsAndConnectionsThatAreInTheWay(t *testing.T) {
 	role := "walrelay_marker_" + strings.ToLower(s.Name)
 	s.Exec(fmt.Sprintf(`CREATE ROLE %[1]s LOGIN PASSWORD 'x'; GRANT SELECT, UPDATE (published_at) ON outbox TO %[1]s;
 		ALTER ROLE %[1]s SET default_transaction_isolation = 'serializable'; ALTER ROLE %[1]s SET statement_timeout = '1ms';
-		ALTER ROLE %[1]s SET lock_timeout = 0; ALTER ROLE %[1]s SET idle_session_timeout = '1ms'; ALTER ROLE %[1]s SET TimeZone = 'Asia/Tokyo'; ALTER ROLE %[1]s SET DateStyle = 'SQL, DMY'`, role))
+		ALTER ROLE %[1]s SET lock_timeout = 0; ALTER ROLE %[1]s SET synchronous_commit = off; ALTER ROLE %[1]s SET idle_session_timeout = '1ms'; ALTER ROLE %[1]s SET TimeZone = 'Asia/Tokyo'; ALTER ROLE %[1]s SET DateStyle = 'SQL, DMY'`, role))
 	t.Cleanup(func() { s.Exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
 	dsn, err := url.Parse(s.DSN())
 	if err != nil {
@@ -311,6 +311,10 @@ func TestSettingsAndConnectionsThatAreInTheWay(t *testing.T) {
 	s.Marker = NewMarker(t.Context(), replication.NewConnector(dsn.String(), "walrelay_test"), zerolog.Nop())
 	t.Cleanup(s.Close)
 	s.must(s.mark(target, "id = 1"))
+	var wait string
+	if err := s.conn.QueryRow(t.Context(), "SHOW synchronous_commit").Scan(&wait); err != nil || wait != "local" {
+		t.Errorf("synchronous_commit is %q, %v", wait, err)
+	}
 	s.Exec("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = $1", role)
 	s.must(s.mark(target, "id = 2"))
 	if got := s.Value("SELECT count(*) FROM outbox WHERE abs(extract(epoch FROM now() - published_at)) < 600"); got != "2" {
@@ -349,6 +353,49 @@ func TestTablesThatChange(t *testing.T) {
 	s.Exec("DROP TABLE outbox")
 	if s.do(&j); !IsRedefined(j.Err) {
 		t.Errorf("a table that is gone: %v", j.Err)
+	}
+}
+
+// A rotation, also one that a statement has waited for: rows of the table that has the name
+// by now are not touched.
+func TestARowOfTheTableThatTookTheNameIsLeftAlone(t *testing.T) {
+	for _, after := range []string{Mark, Delete} {
+		t.Run(after, func(t *testing.T) {
+			s := newStand(t, schema)
+			target := s.target(byPublishedAt(s, after))
+			var j Job
+			j.Reset(target)
+			j.LockWait = harness.DefaultTimeout
+			s.add(&j, "id = 1")
+			app := s.connect()
+			for _, sql := range []string{"BEGIN; ALTER TABLE outbox RENAME TO outbox_old", "CREATE TABLE outbox (LIKE outbox_old INCLUDING ALL); INSERT INTO outbox SELECT * FROM outbox_old"} {
+				if _, err := app.Exec(t.Context(), sql); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if s.Marker == nil {
+				s.do(&Job{Target: target}) // it has no rows, and connects
+			}
+			s.Do(&j)
+			s.WaitValue("t", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'WITH work AS (%'")
+			if _, err := app.Exec(t.Context(), "COMMIT"); err != nil {
+				t.Fatal(err)
+			}
+			<-s.Done()
+			if !IsRedefined(j.Err) || !IsTable(j.Err) || j.Settled(0) {
+				t.Errorf("error %v, settled %t; want that it is another table", j.Err, j.Settled(0))
+			}
+			if got := s.Value("SELECT count(*) FROM outbox WHERE published_at IS NULL"); got != "10" {
+				t.Errorf("%s rows of the new table are as they were, want 10", got)
+			}
+			was := byPublishedAt(s, after)
+			was.OID, was.Name = s.oid("outbox_old"), "outbox_old"
+			j.Target = s.target(was)
+			s.must(s.do(&j))
+			if got := s.Value("SELECT count(*) FROM outbox_old WHERE published_at IS NULL"); got != "9" {
+				t.Errorf("%s rows of the old table are as they were, want 9", got)
+			}
+		})
 	}
 }
 

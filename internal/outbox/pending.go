@@ -79,13 +79,16 @@ func (p *Pending) Run(ctx context.Context, connect replication.Connector, tables
 	var conn *pgx.Conn
 	defer func() { closeQuietly(ctx, conn) }()
 	for {
-		began := time.Now()
+		pause := pendingInterval
 		var err error
 		if conn == nil {
 			conn, err = open(ctx, connect)
 		}
 		if err == nil {
-			err = p.look(ctx, conn)
+			began := time.Now()
+			if err = p.look(ctx, conn); err == nil || !IsLost(err) { // a connection that hung cost the server nothing
+				pause = max(pause, pendingShare*time.Since(began))
+			}
 		}
 		if ctx.Err() != nil {
 			return
@@ -95,7 +98,7 @@ func (p *Pending) Run(ctx context.Context, connect replication.Connector, tables
 			closeQuietly(ctx, conn)
 			conn = nil
 		}
-		t := time.NewTimer(max(pendingInterval, pendingShare*time.Since(began)))
+		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
 		case <-ctx.Done():

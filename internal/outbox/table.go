@@ -11,6 +11,7 @@ import (
 type Table struct {
 	OID          uint32
 	Schema, Name string
+	Entry        string // the name of its outbox entry, which may be an earlier one of the table's
 	After        string // Keep, Mark or Delete
 	EventID      string // the column of the event's id
 	// Mark is the column that tells which rows are published, Pending the SQL condition of

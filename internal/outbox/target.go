@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/replication"
 )
 
 // What is done to a row that was delivered (outbox[].after).
@@ -194,7 +195,8 @@ SELECT array_agg(pg_catalog.format_type(a.atttypid, a.atttypmod) ORDER BY c.ord)
 	return types, nil
 }
 
-// statement works on the rows whose keys it is given. One that is gone, or marked by
+// statement works on the rows whose keys it is given, and tells whether the table is still
+// the one that is meant. One that is gone, or marked by
 // whomever, is left alone.
 func (t *Target) statement(types []string) string {
 	var arrays, names, match []string
@@ -209,9 +211,23 @@ func (t *Target) statement(types []string) string {
 		id := pgx.Identifier{t.EventID}.Sanitize()
 		where += fmt.Sprintf(" AND NOT EXISTS (SELECT FROM %s o WHERE o.%s = t.%s AND (o.tableoid, o.ctid) <> (t.tableoid, t.ctid))", t.SQL(), id, id)
 	}
+	// Another table may have the name by now (a rotation). By the time that this is looked at
+	// the lock is held, and the name cannot go to another one.
+	same := fmt.Sprintf("pg_catalog.to_regclass(%s)::pg_catalog.oid = %d", replication.QuoteLiteral(t.SQL()), t.OID)
+	work := fmt.Sprintf("UPDATE %s AS t SET %s FROM %s WHERE %s AND %s AND (%s)", t.SQL(), t.Set(), keys, same, where, t.Pending)
 	if t.After == Delete {
-		return fmt.Sprintf("DELETE FROM %s AS t USING %s WHERE %s", t.SQL(), keys, where)
+		work = fmt.Sprintf("DELETE FROM %s AS t USING %s WHERE %s AND %s", t.SQL(), keys, same, where)
 	}
-	return fmt.Sprintf("UPDATE %s AS t SET %s FROM %s WHERE %s AND (%s)",
-		t.SQL(), t.Set(), keys, where, t.Pending)
+	return fmt.Sprintf("WITH work AS (%s) SELECT %s", work, same)
+}
+
+// read reads what the statement answers.
+func (t *Target) read(result *pgconn.Result) error {
+	if result.Err != nil {
+		return result.Err
+	}
+	if len(result.Rows) != 1 || len(result.Rows[0]) != 1 || string(result.Rows[0][0]) != "t" {
+		return &pgconn.PgError{Severity: "ERROR", Code: codeUndefinedTable, Message: t.String() + " is the name of another table by now"}
+	}
+	return nil
 }

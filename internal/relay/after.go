@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -161,10 +162,10 @@ func (a *after) plan(rel *replication.Relation) (*afterPlan, error) {
 	}
 	p := &afterPlan{}
 	// By the entry that the router goes by: a row that is no event there is none to be marked.
-	if a.l.s.r.o.afterOf(a.l.s.entryOf(rel)) != outbox.Keep {
+	if entry := a.l.s.entryOf(rel); a.l.s.r.o.afterOf(entry) != outbox.Keep {
 		if p.lane = a.lanes[rel.OID]; p.lane == nil {
-			// Made, or made anew, since the start.
-			t, err := a.l.s.newTarget(rel)
+			// Made, or made anew, since the start; or renamed before it.
+			t, err := a.l.s.newTarget(rel.OID, entry)
 			if err != nil {
 				return nil, err
 			}
@@ -172,6 +173,9 @@ func (a *after) plan(rel *replication.Relation) (*afterPlan, error) {
 				p.lane = newLane(t)
 				a.lanes[rel.OID] = p.lane
 				a.tables[rel.OID] = checkpoint.AfterTable{From: a.l.pos.Next()}
+				if known, ok := a.old.Tables[rel.OID]; ok {
+					a.tables[rel.OID] = checkpoint.AfterTable{From: known.From}
+				}
 			}
 		}
 	}
@@ -387,6 +391,7 @@ func (a *after) checkpoint(cp *checkpoint.Checkpoint) {
 		return
 	}
 	out := &checkpoint.After{Done: a.horizon(next), Tables: maps.Clone(a.tables)}
+	a.carryRenamed(out.Tables)
 	a.forgetDead(out.Done)
 	for _, id := range a.dead {
 		if id.Before(next) { // the others are not in Kafka: a restart routes them anew
@@ -402,18 +407,51 @@ func (a *after) checkpoint(cp *checkpoint.Checkpoint) {
 	if a.reads == 0 {
 		return
 	}
-	rows := a.open()
-	for i := range rows {
-		row := &rows[i]
-		if row.state == rowDone || !row.id.IsZero() {
-			continue
-		}
+	lanes := map[uint32]*lane{}
+	mixed := map[uint32]bool{}
+	for row := range a.openReads() {
 		oid := row.lane.target.OID
+		if known := lanes[oid]; known != nil && !slices.Equal(known.target.Key, row.lane.target.Key) {
+			mixed[oid] = true
+		}
+		lanes[oid] = row.lane
+	}
+	for row := range a.openReads() {
+		oid, key := row.lane.target.OID, row.lane.target.Key
+		texts := outbox.SplitKey(a.keys[row.at:row.at+row.n], len(key))
+		if mixed[oid] { // the table's key has changed; the event's id is part of any
+			at := slices.Index(key, row.lane.target.EventID)
+			key, texts = key[at:at+1], texts[at:at+1]
+		}
 		t := out.Tables[oid]
-		t.Key = row.lane.target.Key
-		t.Rows = append(t.Rows, outbox.SplitKey(a.keys[row.at:row.at+row.n], len(t.Key)))
+		t.Key, t.Rows = key, append(t.Rows, texts)
 		out.Tables[oid] = t
 		a.kept++
+	}
+}
+
+// openReads are a snapshot's rows that are not done.
+func (a *after) openReads() iter.Seq[*afterRow] {
+	return func(yield func(*afterRow) bool) {
+		rows := a.open()
+		for i := range rows {
+			if row := &rows[i]; row.state != rowDone && row.id.IsZero() && !yield(row) {
+				return
+			}
+		}
+	}
+}
+
+// carryRenamed keeps what a restart has to know of tables that have another name by now,
+// until what it was to be sent again has been sent: by then plan knows them.
+func (a *after) carryRenamed(tables map[uint32]checkpoint.AfterTable) {
+	if !a.reading() {
+		return
+	}
+	for oid, known := range a.old.Tables {
+		if _, ok := tables[oid]; !ok {
+			tables[oid] = checkpoint.AfterTable{From: known.From}
+		}
 	}
 }
 

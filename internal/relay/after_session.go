@@ -54,7 +54,7 @@ func (s *session) checkAfter(ctx context.Context) error {
 		if described[oid] == nil {
 			continue // dropped this moment
 		}
-		t, err := s.readTarget(ctx, described[oid])
+		t, err := s.readTarget(ctx, described[oid], s.entryOf(described[oid]))
 		if err != nil {
 			problems = append(problems, err)
 			continue
@@ -69,19 +69,19 @@ func (s *session) checkAfter(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-// newTarget looks at a table that the stream has just shown; nil where it is gone.
-func (s *session) newTarget(rel *replication.Relation) (*outbox.Target, error) {
+// newTarget looks at a table of an outbox entry that is none of those of the start; nil
+// where it is gone.
+func (s *session) newTarget(oid uint32, entry string) (*outbox.Target, error) {
 	ctx, cancel := context.WithTimeout(s.r.base, lookup.Timeout)
 	defer cancel()
-	described, err := replication.Describe(ctx, s.conn, []uint32{rel.OID})
-	if err != nil || described[rel.OID] == nil {
+	described, err := replication.Describe(ctx, s.conn, []uint32{oid})
+	if err != nil || described[oid] == nil {
 		return nil, err
 	}
-	return s.readTarget(ctx, described[rel.OID])
+	return s.readTarget(ctx, described[oid], entry)
 }
 
-// renewTarget looks at a target's table again: it may be gone, or, which gives nil, have
-// another name, by which the configuration does not want its rows marked.
+// renewTarget looks at a target's table again: it may be gone, or have another name.
 func (s *session) renewTarget(was *outbox.Target) (t *outbox.Target, gone bool, err error) {
 	ctx, cancel := context.WithTimeout(s.r.base, lookup.Timeout)
 	defer cancel()
@@ -93,20 +93,19 @@ func (s *session) renewTarget(was *outbox.Target) (t *outbox.Target, gone bool, 
 	if rel == nil {
 		return nil, true, nil
 	}
-	if s.r.o.afterOf(s.entryOf(rel)) != was.After {
-		return nil, false, nil
-	}
-	t, err = s.readTarget(ctx, rel)
+	t, err = s.readTarget(ctx, rel, was.Entry)
 	return t, false, err
 }
 
-// readTarget finds out how rows of a table are marked or deleted.
-func (s *session) readTarget(ctx context.Context, rel *replication.Relation) (*outbox.Target, error) {
+// readTarget finds out how rows of an entry's table, whatever its name is, are marked or
+// deleted.
+func (s *session) readTarget(ctx context.Context, rel *replication.Relation, entry string) (*outbox.Target, error) {
 	trial, err := s.trialRouter()
 	if err != nil {
 		return nil, err
 	}
-	t, err := outboxTable(ctx, s.conn, trial, rel, s.r.o.afterOf(s.entryOf(rel)))
+	trial.Outboxes(map[uint32]string{rel.OID: entry})
+	t, err := outboxTable(ctx, s.conn, trial, rel, s.r.o.afterOf(entry))
 	if err != nil {
 		return nil, err
 	}
@@ -117,6 +116,7 @@ func (s *session) readTarget(ctx context.Context, rel *replication.Relation) (*o
 		}
 		defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() // nothing is under way on it
 	}
+	t.Entry = entry
 	return outbox.NewTarget(ctx, conn, t)
 }
 
@@ -215,12 +215,34 @@ func (r *Relay) pendingTables(ctx context.Context, conn *replication.Conn) ([]ou
 
 // newAfter makes the loop's part in marks.
 func (s *session) newAfter(ctx context.Context, l *loop, cp checkpoint.Checkpoint) (*after, error) {
+	if cp.After != nil {
+		for oid, known := range cp.After.Tables {
+			if err := s.addTarget(oid, known); err != nil {
+				return nil, err
+			}
+		}
+	}
 	a, err := newAfter(l, s.targets, cp)
 	if err != nil {
 		return nil, err
 	}
 	a.marker = outbox.NewMarker(ctx, s.r.primary, s.log.With().Str("component", "outbox").Logger())
 	return a, nil
+}
+
+// addTarget adds an outbox table that has another name by now, and rows of a snapshot to be
+// marked, which the stream will not show.
+func (s *session) addTarget(oid uint32, known checkpoint.AfterTable) error {
+	entry := s.entry(oid, "")
+	if len(known.Rows) == 0 || s.r.o.afterOf(entry) == outbox.Keep ||
+		slices.ContainsFunc(s.targets, func(t *outbox.Target) bool { return t.OID == oid }) {
+		return nil
+	}
+	t, err := s.newTarget(oid, entry)
+	if err == nil && t != nil {
+		s.targets = append(s.targets, t)
+	}
+	return err
 }
 
 // close ends the marks of a session; what is not marked the next one finds.

@@ -325,6 +325,46 @@ func TestARestartMarksWhatWasDelivered(t *testing.T) {
 	}
 }
 
+// A table that has another name by now is known to a restart of a restart, until what it was
+// to be sent again has been sent.
+func TestWhatWaitsInARenamedTableIsNotForgotten(t *testing.T) {
+	from := checkpoint.AfterTable{From: checkpoint.ChangeID{CommitLSN: 10}}
+	cp := checkpoint.Checkpoint{Position: checkpoint.Position{LSN: 200, CommitLSN: 190}, After: &checkpoint.After{
+		Done: from.From, Tables: map[uint32]checkpoint.AfterTable{1: from, 9: from},
+	}}
+	b := newAfterBench(t, cp, "outbox")
+	if out := b.deliver(); out.Tables[9].From != from.From {
+		t.Errorf("checkpoint %+v; want the renamed table in it", out.Tables)
+	}
+	b.insert(t, "outbox", "new", false)
+	if out := b.deliver(); len(out.Tables) != 1 {
+		t.Errorf("checkpoint %+v; want the outbox alone in it", out.Tables)
+	}
+}
+
+// Rows of a snapshot are stored by one key, though the table got another one in between.
+func TestRowsOfASnapshotAreStoredByOneKey(t *testing.T) {
+	b := newAfterBench(t, checkpoint.Checkpoint{}, "outbox")
+	read := func(rel *replication.Relation, texts ...string) {
+		c := &replication.Change{Op: replication.OpRead, Relation: rel, Read: &replication.ReadPoint{}}
+		for _, text := range texts {
+			c.New = append(c.New, replication.Value{Kind: replication.ValueText, Text: []byte(text)})
+		}
+		if err := b.passed(c, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read(b.rels["outbox"], "a")
+	keyed := *b.lanes[1].target
+	keyed.Key, keyed.Loose = []string{"n", "id"}, false
+	b.lanes[1] = newLane(&keyed)
+	read(&replication.Relation{OID: 1, Schema: "public", Name: "outbox", Columns: []replication.Column{{Name: "n"}, {Name: "id"}}}, "7", "b")
+	want := checkpoint.AfterTable{Key: []string{"id"}, Rows: [][]string{{"a"}, {"b"}}}
+	if got := b.deliver().Tables[1]; !slices.Equal(got.Key, want.Key) || !slices.EqualFunc(got.Rows, want.Rows, slices.Equal) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
 // A column of the key that had another name when the row was written does not end the
 // stream: the event's id finds the row.
 func TestARowIsFoundByItsEventWhereTheKeyHadAnotherName(t *testing.T) {

@@ -268,8 +268,6 @@ func (a *after) renew(of *lane, err error) error {
 		}
 		a.recovered()
 		return nil
-	case t == nil:
-		return err
 	}
 	main := a.lanes[t.OID]
 	if t.Same(main.target) {
