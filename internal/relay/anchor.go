@@ -54,13 +54,19 @@ type anchor struct {
 	stored  checkpoint.Anchor // the same as the checkpoint had it at the start
 	had     bool              // it was there once
 	touched time.Time
+	restBy  time.Time // until then it is not moved again
 	said    string
 	warned  bool // of max-retained-wal
 }
 
 const (
 	anchorInterval = 2 * time.Second
-	anchorTimeout  = 2 * time.Minute
+	// anchorTimeout bounds what asks the catalog. Reading WAL takes as long as it takes: a step
+	// reads all of it from the beginning of the oldest transaction on that was open where the
+	// anchor stands, and one that was broken off would have to read it again.
+	anchorTimeout = 2 * time.Minute
+	// anchorRest is how many times as long as a step took the server is left alone after it.
+	anchorRest = 4
 	// anchorSteps is into how many steps the window is cut: each advance reads that part of
 	// it from the WAL.
 	anchorSteps = 16
@@ -108,8 +114,8 @@ func (a *anchor) disconnect() {
 	a.conn = nil
 }
 
-func (a *anchor) look(ctx context.Context) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, anchorTimeout)
+func (a *anchor) look(whole context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(whole, anchorTimeout)
 	defer cancel()
 	if a.conn == nil {
 		if a.conn, err = a.r.connect(ctx); err != nil {
@@ -143,12 +149,22 @@ func (a *anchor) look(ctx context.Context) (err error) {
 		return a.replace(ctx, found, why)
 	}
 	a.had = true
-	if err := a.know(ctx, slot, live, room.Now); err != nil {
+	if err := a.know(whole, slot, live, room.Now); err != nil {
 		return err
 	}
-	if err := a.advance(ctx, slot, live, room); err != nil {
+	a.report(int64(room.WALEnd - slot.RestartLSN))
+	if slot.Active || time.Now().Before(a.restBy) {
+		return nil
+	}
+	floor, err := replication.ReplayFloor(ctx, a.conn, a.r.o.Slot)
+	if err != nil {
 		return err
 	}
+	began := time.Now()
+	if err := a.advance(whole, live, floor, room); err != nil {
+		return err
+	}
+	a.restBy = time.Now().Add(anchorRest * time.Since(began))
 	a.report(int64(room.WALEnd - slot.RestartLSN))
 	return nil
 }
@@ -278,14 +294,7 @@ func (a *anchor) first(ctx context.Context, lsn, live checkpoint.LSN, now time.T
 
 // advance moves the anchor by a step where it reaches further back than it may. Where no
 // mark is known, as after a start, the WAL is asked for a place to stand.
-func (a *anchor) advance(ctx context.Context, slot, live replication.Slot, room replication.Room) error {
-	if slot.Active {
-		return nil
-	}
-	floor, err := replication.ReplayFloor(ctx, a.conn, a.r.o.Slot)
-	if err != nil {
-		return err
-	}
+func (a *anchor) advance(ctx context.Context, live replication.Slot, floor checkpoint.LSN, room replication.Room) error {
 	to, ask := a.target(live.ConfirmedFlush, floor, a.window(room), room.Now)
 	if ask > 0 {
 		m, err := a.first(ctx, ask, live.ConfirmedFlush, room.Now)
