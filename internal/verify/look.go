@@ -94,16 +94,7 @@ func (c *compared) next() (look, bool) {
 		return look{}, false
 	}
 	next := look{seed: c.seed, only: left, named: c.named}
-	if c.digests {
-		// Rows have columns from the keys that they had before.
-		left.join(c.moved)
-	} else if c.only != nil {
-		for hash, compared := range c.only.keys {
-			if !compared {
-				left.add(hash, false)
-			}
-		}
-	}
+	left.join(c.moved) // rows have columns from the keys that they had before
 	if left.overflow {
 		next.only = nil
 	}

@@ -323,6 +323,7 @@ func (c *compared) readTopics(ctx context.Context, begin ends, topic *spill) err
 	if err := c.topics.read(ctx, k.topic, start, end, s.take); err != nil {
 		return err
 	}
+	s.count()
 	k.truncated, k.read = s.truncated, s.read
 	if s.restarted {
 		return errAgain
@@ -405,7 +406,7 @@ func (c *compared) notes(r *TableReport) {
 		note("%d rows have columns that no record holds, as they were added later; they count as equal, since the table has there NULL or the default that PostgreSQL gives to such rows", r.defaulted)
 	}
 	if r.partial {
-		note("columns that rows have kept from an earlier key outside of the sample were not compared")
+		note("columns that rows have kept from an earlier key were not compared where that key is outside of the sample, or the row left it while this looked")
 	}
 	if r.gone > 0 {
 		note("%d rows are in the topic and no longer in the table: it is published by its inserts alone, so that they may have been deleted or updated", r.gone)
