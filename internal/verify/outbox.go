@@ -175,22 +175,24 @@ func (e *events) readLetters(ctx context.Context, c *compared) error {
 	if err != nil {
 		return err
 	}
-	_, name, err := quoted("", c.table.String())
-	if err != nil {
-		return err
-	}
-	_, id, err := quoted("", c.form.IDColumn())
+	name, id, err := quoted(c.table.String(), c.form.IDColumn())
 	if err != nil {
 		return err
 	}
 	return c.topics.read(ctx, topic, start, end, func(r *kgo.Record) error {
-		if bytes.Equal(member(r.Value, `"table"`), name) {
-			if text := member(member(r.Value, `"row"`), string(id)); len(text) > 2 {
-				e.dead[string(text[1:len(text)-1])] = true
-			}
-		}
+		e.letter(r.Value, name, id)
 		return nil
 	})
+}
+
+// letter takes a dead letter, where it is of a row of the table; id is the column of its id.
+func (e *events) letter(value, table, id []byte) {
+	if !bytes.Equal(member(value, `"table"`), table) {
+		return
+	}
+	if text := member(member(value, `"row"`), string(id)); len(text) > 2 && text[0] == '"' {
+		e.dead[unquote(text)] = true
+	}
 }
 
 // eventRecords takes the records of one topic.

@@ -77,3 +77,23 @@ func TestWhichRowsMayBeFromBeforeTheFirstStart(t *testing.T) {
 		})
 	}
 }
+
+// TestADeadLetterIsOfItsRow compares names and ids as they are, however JSON has them.
+func TestADeadLetterIsOfItsRow(t *testing.T) {
+	table, id, err := quoted("shop & co.outbox", "event<id>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &events{dead: map[string]bool{}}
+	for _, letter := range []string{
+		`{"table":"shop & co.outbox","row":{"event<id>":"7"}}`,
+		`{"table":"shop & co.outbox","row":{"event<id>":"a\"b\\\u0001"}}`,
+		`{"table":"shop & co.outbox","row":{"event<id>":null}}`,
+		`{"table":"public.t","row":{"event<id>":"8"}}`,
+	} {
+		e.letter([]byte(letter), table, id)
+	}
+	if len(e.dead) != 2 || !e.dead["7"] || !e.dead["a\"b\\\x01"] {
+		t.Errorf("%v", e.dead)
+	}
+}

@@ -2,7 +2,6 @@ package verify
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
+	"github.com/walrelay/walrelay/router/format"
 	"github.com/walrelay/walrelay/snapshot"
 )
 
@@ -331,9 +331,10 @@ func (c *compared) readTopics(ctx context.Context, begin ends, topic *spill) err
 	return nil
 }
 
+// quoted gives names as records have them.
 func quoted(schema, table string) (s, t []byte, err error) {
-	if s, err = json.Marshal(schema); err == nil {
-		t, err = json.Marshal(table)
+	if s, err = format.AppendString(nil, []byte(schema)); err == nil {
+		t, err = format.AppendString(nil, []byte(table))
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("encode a table's name: %w", err)
@@ -389,7 +390,7 @@ SELECT DISTINCT ON (a.attname) a.attname::text, (a.attmissingval::text::text[])[
 
 // notes says what the numbers do not.
 func (c *compared) notes(r *TableReport) {
-	note := func(format string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(format, args...)) }
+	note := func(text string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(text, args...)) }
 	if c.never && !c.table.Outbox && r.Missing+r.Differing > 0 {
 		note("no snapshot has read this table (snapshot.mode, snapshot.exclude): rows from before the connector's first start are not in the topic; walrelay snapshot reads them")
 	}
