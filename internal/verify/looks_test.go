@@ -2,11 +2,13 @@ package verify
 
 import (
 	"cmp"
+	"errors"
 	"hash/maphash"
 	"slices"
 	"testing"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/replication"
 )
 
 // moment is what a look finds: the records that have come since the one before it, and
@@ -191,5 +193,32 @@ func TestALaterLookKnowsWhatTheFirstDoes(t *testing.T) {
 				t.Errorf("%d keys compared, %d equal, %d not", total.Compared, total.Equal, wrong)
 			}
 		})
+	}
+}
+
+// TestKeysThatAreLeftAreOfOneShape starts over where the table is altered: their hashes are
+// of other keys then, or rows.
+func TestKeysThatAreLeftAreOfOneShape(t *testing.T) {
+	rel := func(identity replication.ReplicaIdentity, typ uint32) *replication.Relation {
+		return &replication.Relation{OID: 7, Schema: "public", Name: "t", Identity: identity, Columns: []replication.Column{{Name: "id", TypeOID: typ, Identity: true}}}
+	}
+	b := newBed(t, 1<<20, look{seed: maphash.MakeSeed(), digests: true})
+	if err := b.k.begin(rel(replication.IdentityDefault, 23)); err != nil {
+		t.Fatal(err)
+	}
+	b.row("1", "{}")
+	b.run()
+	next, _ := b.k.next()
+	if err := next.begin(rel(replication.IdentityDefault, 23)); err != nil {
+		t.Error(err)
+	}
+	for _, altered := range []*replication.Relation{rel(replication.IdentityDefault, 25), rel(replication.IdentityFull, 23)} {
+		if err := next.begin(altered); !errors.Is(err, errAltered) || !errors.Is(err, errAgain) {
+			t.Errorf("the look goes on with %v", err)
+		}
+	}
+	next.only = nil // all keys are looked at
+	if err := next.begin(rel(replication.IdentityFull, 25)); err != nil {
+		t.Error(err)
 	}
 }

@@ -187,6 +187,9 @@ func (c *compared) readTable(ctx context.Context, opened, read chan struct{}) er
 // open takes what the first chunk tells of the table.
 func (c *compared) open(ctx context.Context, chunk *snapshot.Chunk) (err error) {
 	c.mvcc, c.lsn, c.rel = chunk.Snapshot, chunk.LSN, chunk.Shape.Relation
+	if err := c.begin(c.rel); err != nil {
+		return err
+	}
 	if c.form, err = c.router.RowForm(c.rel); err != nil {
 		return fmt.Errorf("plan the rows: %w", err)
 	}
