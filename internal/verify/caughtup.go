@@ -145,5 +145,9 @@ func (v *run) pending(ctx context.Context, at checkpoint.Position, lsn checkpoin
 	return first, nil
 }
 
-// errAgain says that a table has to be looked at anew.
-var errAgain = errors.New("the table was read again, or altered, meanwhile")
+// errAgain says that a table has to be looked at anew, and errAltered that this has to be
+// as for the first time.
+var (
+	errAgain   = errors.New("the table was read again, or altered, meanwhile")
+	errAltered = fmt.Errorf("other columns: %w", errAgain)
+)

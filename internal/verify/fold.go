@@ -14,7 +14,7 @@ type column struct {
 // judgeKey compares the row of a key with what its records fold to.
 func judgeKey(c *comparison, w *worker, key []byte, changes []change, rows []row) {
 	uncertain := unsettled(changes)
-	if uncertain && !c.final {
+	if !c.final && (uncertain || c.asksAnew(changes)) {
 		c.leave(w, key) // until it stands still
 		return
 	}
@@ -58,6 +58,17 @@ func judgeKey(c *comparison, w *worker, key []byte, changes []change, rows []row
 	}
 	moved := c.fill(w, changes)
 	c.settle(w, r, moved, uncertain)
+}
+
+// asksAnew tells whether a row has moved from a key that the look before did not know of, so
+// that this one has no records of it.
+func (c *comparison) asksAnew(changes []change) bool {
+	for i := range changes {
+		if x := &changes[i]; x.flags&flagMoved != 0 && !c.only.has(c.hash(x.previous)) {
+			return true
+		}
+	}
+	return false
 }
 
 func isAlive(changes []change) bool {
@@ -153,15 +164,22 @@ func (c *comparison) isMark(k *column, v []byte) bool {
 
 // settle compares the columns that were found, once all that can be were. A column that no
 // record holds is younger than the row's last record: it counts as equal where the table
-// has in it what PostgreSQL gives to such rows.
+// has in it what PostgreSQL gives to such rows. moved is the change of the key from before
+// which the row has what was not found.
 func (c *comparison) settle(w *worker, r row, moved *change, uncertain bool) {
-	if moved != nil && !c.sampled {
+	switch {
+	case moved == nil || c.sampled:
+	case c.only.has(c.hash(moved.previous)):
 		ask := carry{previous: moved.previous, before: moved.order, found: w.found(), row: r}
 		if uncertain {
 			ask.flags = flagUnsettled
 		}
 		w.carries = append(w.carries, ask.append(nil))
 		w.report.Compared-- // it is when the answer is there
+		return
+	case !c.final:
+		c.leave(w, r.key)
+		w.report.Compared--
 		return
 	}
 	d := Difference{Kind: kindDiffering, Key: r.key}
@@ -174,7 +192,7 @@ func (c *comparison) settle(w *worker, r row, moved *change, uncertain bool) {
 		}
 		if k.topic == nil {
 			if moved != nil {
-				w.report.partial = true // its previous key is not in the sample
+				w.report.partial = true // its previous key was not looked at
 				continue
 			}
 			if isNull(k.table) || bytes.Equal(k.table, c.defaults[string(k.name)]) {

@@ -2,7 +2,10 @@ package verify
 
 import (
 	"encoding/binary"
+	"fmt"
 	"hash/maphash"
+
+	"github.com/walrelay/walrelay/replication"
 )
 
 // look is what one reading of a table and its topics is for. The first one holds hashes
@@ -15,12 +18,24 @@ type look struct {
 	digests bool
 	only    *keySet // the keys that are left; nil: all
 	final   bool    // what is in doubt is judged as it stands
+	// shape is the table's: the hashes of keys are of its columns.
+	shape string
 	// named are the topics that rows of an outbox table have named so far.
 	named map[string]bool
 }
 
 // first tells whether all keys are looked at.
 func (l *look) first() bool { return l.only == nil }
+
+// begin takes the table's shape. Keys that are left are not found again in another one.
+func (l *look) begin(rel *replication.Relation) error {
+	shape := fmt.Sprint(*rel)
+	if !l.first() && shape != l.shape {
+		return errAltered
+	}
+	l.shape = shape
+	return nil
+}
 
 // hash is a key's. All looks at one table have the same seed.
 func (l *look) hash(key []byte) uint64 { return maphash.Bytes(l.seed, key) }
@@ -93,17 +108,8 @@ func (c *compared) next() (look, bool) {
 	if left.empty() {
 		return look{}, false
 	}
-	next := look{seed: c.seed, only: left, named: c.named}
-	if c.digests {
-		// Rows have columns from the keys that they had before.
-		left.join(c.moved)
-	} else if c.only != nil {
-		for hash, compared := range c.only.keys {
-			if !compared {
-				left.add(hash, false)
-			}
-		}
-	}
+	next := look{seed: c.seed, only: left, shape: c.shape, named: c.named}
+	left.join(c.moved) // rows have columns from the keys that they had before
 	if left.overflow {
 		next.only = nil
 	}

@@ -17,16 +17,17 @@ import (
 
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/router"
 )
 
 // events is what is particular to an outbox table: each of its rows has to be one event,
 // in the topic that the row names.
 type events struct {
-	began     time.Time       // when the snapshot of the table began; zero where there was none
-	dead      map[string]bool // ids of events that are dead letters
-	published int             // the column published_at; -1 for none
-	status    int             // the column status; -1 for none
-	setting   string
+	began   time.Time       // when the snapshot of the table began; zero where there was none
+	dead    map[string]bool // ids of events that are dead letters
+	setting string
+	mark    int    // the column that marks published rows; -1 for none
+	marked  string // what it holds then; empty for a timestamp, of which each does
 }
 
 // What the first byte of a row's value says.
@@ -44,40 +45,47 @@ func (e *events) open(c *compared) error {
 			c.named[topic] = true // its rows may all be gone
 		}
 	}
-	e.published, e.status, e.setting = -1, -1, c.o.Backlogs[c.table.String()]
-	for i, column := range c.rel.Columns {
-		switch column.Name {
-		case "published_at":
-			e.published = i
-		case "status":
-			e.status = i
-		}
+	e.setting = c.o.Backlogs[c.table.String()]
+	backlog, err := c.router.Backlog(c.rel, func(string) bool { return false })
+	if err != nil {
+		return fmt.Errorf("look for the column that marks published rows: %w", err)
 	}
+	e.marks(c.rel, backlog)
 	return nil
+}
+
+// marks takes which column tells that a row was published. It is the one by which the
+// backlog of the first start was chosen.
+func (e *events) marks(rel *replication.Relation, b router.Backlog) {
+	e.mark = slices.IndexFunc(rel.Columns, func(c replication.Column) bool { return c.Name == b.Mark })
+	e.marked = ""
+	if b.Mark == "status" {
+		e.marked = strings.Trim(b.Published, "'")
+	}
 }
 
 // mayBeOlder tells whether a row may be from before the connector's first start and not
 // have been sent then: it is marked, and not provably marked since.
 func (e *events) mayBeOlder(tuple replication.Tuple) bool {
-	if e.setting == "none" {
+	switch {
+	case e.setting == "none":
 		return true
-	}
-	if e.setting == "all" {
+	case e.setting == "all", e.mark < 0, tuple[e.mark].Kind != replication.ValueText:
 		return false
 	}
-	if e.published >= 0 {
-		v := tuple[e.published]
-		if v.Kind != replication.ValueText {
-			return false
-		}
-		at, err := time.Parse("2006-01-02 15:04:05.999999-07", string(v.Text))
-		return err != nil || e.began.IsZero() || at.Before(e.began)
+	text := string(tuple[e.mark].Text)
+	if e.marked != "" {
+		return strings.TrimRight(text, " ") == e.marked // of a char(n) there are blanks behind it
 	}
-	if e.status >= 0 {
-		text := string(tuple[e.status].Text)
-		return text == "1" || text == "processed"
-	}
-	return false
+	at, ok := markTime(text)
+	return !ok || e.began.IsZero() || at.Before(e.began)
+}
+
+// markTime reads a timestamp of a session whose time zone is UTC. One without a zone counts
+// as UTC too. Infinity and years that do not have four digits tell no time.
+func markTime(text string) (at time.Time, ok bool) {
+	at, err := time.Parse("2006-01-02 15:04:05.999999", strings.TrimSuffix(text, "+00"))
+	return at, err == nil
 }
 
 // row puts aside the event that a row has to be.
@@ -167,22 +175,24 @@ func (e *events) readLetters(ctx context.Context, c *compared) error {
 	if err != nil {
 		return err
 	}
-	_, name, err := quoted("", c.table.String())
-	if err != nil {
-		return err
-	}
-	_, id, err := quoted("", c.form.IDColumn())
+	name, id, err := quoted(c.table.String(), c.form.IDColumn())
 	if err != nil {
 		return err
 	}
 	return c.topics.read(ctx, topic, start, end, func(r *kgo.Record) error {
-		if bytes.Equal(member(r.Value, `"table"`), name) {
-			if text := member(member(r.Value, `"row"`), string(id)); len(text) > 2 {
-				e.dead[string(text[1:len(text)-1])] = true
-			}
-		}
+		e.letter(r.Value, name, id)
 		return nil
 	})
+}
+
+// letter takes a dead letter, where it is of a row of the table; id is the column of its id.
+func (e *events) letter(value, table, id []byte) {
+	if !bytes.Equal(member(value, `"table"`), table) {
+		return
+	}
+	if text := member(member(value, `"row"`), string(id)); len(text) > 2 && text[0] == '"' {
+		e.dead[unquote(text)] = true
+	}
 }
 
 // eventRecords takes the records of one topic.

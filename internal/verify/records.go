@@ -3,6 +3,8 @@ package verify
 import (
 	"bytes"
 	"encoding/binary"
+	"maps"
+	"slices"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -38,19 +40,24 @@ type records struct {
 	last      map[int32]*passed
 	report    *TableReport
 	comparer  *comparison
-	moved     *keySet // keys that rows have left, in the first look
+	moved     *keySet // keys that rows have left
 	entry     []byte
 	change    change
 	hashed    [2][digestSize]byte
 	restarted bool // a snapshot has begun meanwhile, or a truncate may be one that is not seen
 }
 
-// passed is the last record of a partition.
+// passed is what a partition has held so far, and its last record.
 type passed struct {
 	order     order
 	highest   order
 	seen      bool
 	unsettled bool
+	// unreadable are the records, up to worst, that cannot be read. A truncate behind them
+	// takes them away, as it does all that stands before it: they may be from when the table
+	// had no key, or the configuration another format.
+	unreadable TableReport
+	worst      order
 }
 
 func (p *passed) pass(o order) {
@@ -80,7 +87,10 @@ func (s *records) take(r *kgo.Record) error {
 	if c.order.seq == snapshotSeq && c.flags&flagUnplaced == 0 && r.Offset >= s.begin[r.Partition] {
 		s.restarted = true
 	}
-	if s.only != nil && !s.keyless && len(r.Key) > 0 && !s.only.has(s.hash(s.withoutSchema(r.Key))) {
+	if c.flags&flagMoved != 0 && !s.keyless {
+		s.moved.add(s.hash(c.previous), false) // of every record: the next look may ask for any of them
+	}
+	if s.skips(r) {
 		last.pass(c.order)
 		return nil
 	}
@@ -120,15 +130,25 @@ func (s *records) take(r *kgo.Record) error {
 	}
 	if e.op == 't' {
 		s.restarted = s.restarted || uncertain
-		if t, ok := s.truncated[r.Partition]; !ok || c.order.compare(t) > 0 {
-			s.truncated[r.Partition] = c.order
-		}
+		s.truncate(last)
 		return nil
 	}
 	if s.keyless {
 		return s.rows(r, &e)
 	}
 	return s.keyed(r, &e)
+}
+
+// allKeys is the key of a truncate in a compacted topic, where Kafka takes no null key. No
+// row has it.
+const allKeys = "{}"
+
+// skips tells whether a record is of a key that this look has no use for.
+func (s *records) skips(r *kgo.Record) bool {
+	if s.only == nil || s.keyless || len(r.Key) == 0 || string(r.Key) == allKeys {
+		return false
+	}
+	return !s.only.has(s.hash(s.withoutSchema(r.Key)))
 }
 
 // headers reads the position and what else the headers tell.
@@ -182,11 +202,37 @@ func (s *records) sees(r *kgo.Record, e *envelope, last *passed) (seen, uncertai
 	return c.order.commit < s.lsn, c.order.commit >= s.settled
 }
 
+// truncate takes away what stands before it.
+func (s *records) truncate(last *passed) {
+	c := &s.change
+	if t, ok := s.truncated[c.order.partition]; !ok || c.order.compare(t) > 0 {
+		s.truncated[c.order.partition] = c.order
+	}
+	if c.order.compare(last.worst) > 0 {
+		last.unreadable = TableReport{}
+	}
+}
+
 func (s *records) unreadable(r *kgo.Record) {
 	if !s.first() {
 		return // counted
 	}
-	s.report.add(Difference{Kind: kindUnreadable, Key: r.Key, Topic: r.Value, Where: s.comparer.where(s.change.order)}, false)
+	o := s.change.order
+	if t, ok := s.truncated[r.Partition]; ok && o.compare(t) <= 0 {
+		return
+	}
+	last := s.last[r.Partition]
+	if o.compare(last.worst) > 0 {
+		last.worst = o
+	}
+	last.unreadable.add(Difference{Kind: kindUnreadable, Key: r.Key, Topic: r.Value, Where: s.comparer.where(o)}, false)
+}
+
+// count adds the unreadable records that no truncate has taken away to the report.
+func (s *records) count() {
+	for _, partition := range slices.Sorted(maps.Keys(s.last)) {
+		s.report.take(&s.last[partition].unreadable)
+	}
 }
 
 // keyed puts a record of a table with a key aside.
@@ -251,9 +297,6 @@ func (s *records) rows(r *kgo.Record, e *envelope) error {
 
 func (s *records) put() error {
 	c := &s.change
-	if c.flags&flagMoved != 0 && s.digests {
-		s.moved.add(s.hash(c.previous), false)
-	}
 	hash := s.hash(c.key)
 	if hash > s.threshold || !s.only.has(hash) {
 		return nil

@@ -2,7 +2,6 @@ package verify
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/router"
+	"github.com/walrelay/walrelay/router/format"
 	"github.com/walrelay/walrelay/snapshot"
 )
 
@@ -187,6 +187,9 @@ func (c *compared) readTable(ctx context.Context, opened, read chan struct{}) er
 // open takes what the first chunk tells of the table.
 func (c *compared) open(ctx context.Context, chunk *snapshot.Chunk) (err error) {
 	c.mvcc, c.lsn, c.rel = chunk.Snapshot, chunk.LSN, chunk.Shape.Relation
+	if err := c.begin(c.rel); err != nil {
+		return err
+	}
 	if c.form, err = c.router.RowForm(c.rel); err != nil {
 		return fmt.Errorf("plan the rows: %w", err)
 	}
@@ -323,6 +326,7 @@ func (c *compared) readTopics(ctx context.Context, begin ends, topic *spill) err
 	if err := c.topics.read(ctx, k.topic, start, end, s.take); err != nil {
 		return err
 	}
+	s.count()
 	k.truncated, k.read = s.truncated, s.read
 	if s.restarted {
 		return errAgain
@@ -330,9 +334,10 @@ func (c *compared) readTopics(ctx context.Context, begin ends, topic *spill) err
 	return nil
 }
 
+// quoted gives names as records have them.
 func quoted(schema, table string) (s, t []byte, err error) {
-	if s, err = json.Marshal(schema); err == nil {
-		t, err = json.Marshal(table)
+	if s, err = format.AppendString(nil, []byte(schema)); err == nil {
+		t, err = format.AppendString(nil, []byte(table))
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("encode a table's name: %w", err)
@@ -388,7 +393,7 @@ SELECT DISTINCT ON (a.attname) a.attname::text, (a.attmissingval::text::text[])[
 
 // notes says what the numbers do not.
 func (c *compared) notes(r *TableReport) {
-	note := func(format string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(format, args...)) }
+	note := func(text string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(text, args...)) }
 	if c.never && !c.table.Outbox && r.Missing+r.Differing > 0 {
 		note("no snapshot has read this table (snapshot.mode, snapshot.exclude): rows from before the connector's first start are not in the topic; walrelay snapshot reads them")
 	}
@@ -405,7 +410,7 @@ func (c *compared) notes(r *TableReport) {
 		note("%d rows have columns that no record holds, as they were added later; they count as equal, since the table has there NULL or the default that PostgreSQL gives to such rows", r.defaulted)
 	}
 	if r.partial {
-		note("columns that rows have kept from an earlier key outside of the sample were not compared")
+		note("columns that rows have kept from an earlier key were not compared where that key is outside of the sample, or the row left it while this looked")
 	}
 	if r.gone > 0 {
 		note("%d rows are in the topic and no longer in the table: it is published by its inserts alone, so that they may have been deleted or updated", r.gone)

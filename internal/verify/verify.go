@@ -312,7 +312,8 @@ func (v *run) choose() ([]snapshot.Table, error) {
 // table compares one table, again where the first look was not certain.
 func (v *run) table(ctx context.Context, t snapshot.Table) (*TableReport, error) {
 	began := time.Now()
-	next := look{seed: maphash.MakeSeed(), digests: true}
+	first := look{seed: maphash.MakeSeed(), digests: true}
+	next := first
 	var total TableReport
 	for attempt := 1; ; attempt++ {
 		next.final = attempt >= attempts
@@ -320,6 +321,9 @@ func (v *run) table(ctx context.Context, t snapshot.Table) (*TableReport, error)
 		c.announce()
 		err := c.once(ctx)
 		if errors.Is(err, errAgain) && attempt < attempts {
+			if errors.Is(err, errAltered) {
+				next = first
+			}
 			continue
 		}
 		if err == nil {
