@@ -37,7 +37,7 @@ const (
 )
 
 // open takes what the table's columns tell.
-func (e *events) open(c *compared) error {
+func (e *events) open(ctx context.Context, c *compared) error {
 	e.dead = map[string]bool{}
 	if c.named == nil {
 		c.named = map[string]bool{}
@@ -46,7 +46,11 @@ func (e *events) open(c *compared) error {
 		}
 	}
 	e.setting = c.o.Backlogs[c.table.String()]
-	backlog, err := c.router.Backlog(c.rel, func(string) bool { return false })
+	facts, err := replication.ReadColumnFacts(ctx, c.conn, c.rel.OID)
+	if err != nil {
+		return err
+	}
+	backlog, err := c.router.Backlog(c.rel, facts)
 	if err != nil {
 		return fmt.Errorf("look for the column that marks published rows: %w", err)
 	}

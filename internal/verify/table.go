@@ -206,7 +206,7 @@ func (c *compared) open(ctx context.Context, chunk *snapshot.Chunk) (err error) 
 		if k.judge = c.events.judge; c.digests {
 			k.judge = c.events.judgeDigests
 		}
-		return c.events.open(c)
+		return c.events.open(ctx, c)
 	}
 	c.keyless = !c.form.Keyed()
 	c.report.Topic, k.topic = c.form.Topic(), c.form.Topic()
