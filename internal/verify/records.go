@@ -83,6 +83,7 @@ func (s *records) take(r *kgo.Record) error {
 		s.last[r.Partition] = last
 	}
 	s.headers(r, last)
+	last.pass(c.order) // whatever it is: a record without a position stands behind it in each look
 	// A row of a snapshot that began after ours was taken may be newer than ours.
 	if c.order.seq == snapshotSeq && c.flags&flagUnplaced == 0 && r.Offset >= s.begin[r.Partition] {
 		s.restarted = true
@@ -91,7 +92,6 @@ func (s *records) take(r *kgo.Record) error {
 		s.moved.add(s.hash(c.previous), false) // of every record: the next look may ask for any of them
 	}
 	if s.skips(r) {
-		last.pass(c.order)
 		return nil
 	}
 	var e envelope
@@ -117,7 +117,6 @@ func (s *records) take(r *kgo.Record) error {
 	}
 	seen, uncertain := s.sees(r, &e, last)
 	last.order, last.seen, last.unsettled = c.order, seen, uncertain
-	last.pass(c.order)
 	if !seen {
 		return nil
 	}

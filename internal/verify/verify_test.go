@@ -269,6 +269,12 @@ func TestFolding(t *testing.T) {
 			b.record("5-1", "2", `{}`)
 			b.record("5-2", "3", value("x", `{}`, 50))
 		}, want: []string{"unreadable 1", "unreadable 2", "unreadable 3"}},
+		"what cannot be read is passed too": {do: func(b *bed) {
+			b.record("9-0", "2", value("x", `{}`, 50))
+			b.record("", "1", value("c", `{"id":1,"v":"a"}`, 50)) // stands at 9-0
+			b.record("7-0", "1", value("u", `{"id":1,"v":"b"}`, 51), replayed)
+			b.row("1", `{"id":1,"v":"a"}`)
+		}, want: []string{"unreadable 2"}},
 		"a truncate takes away what it was before": {do: func(b *bed) {
 			b.record("5-0", "", value("c", `{"id":1}`, 50)) // when the table had no key
 			b.record("5-snapshot", "", value("r", `{"id":1}`, 50))
