@@ -201,7 +201,16 @@ func TestCheckpointSetGoesBackWithoutAnAnchorWhereTheSlotStillReaches(t *testing
 	if at := c.checkpoint().Position.LSN; at <= back || c.confirmed() > slot {
 		t.Fatalf("the checkpoint is at %s, was at %s; the slot at %s, was at %s", at, back, c.confirmed(), slot)
 	}
-	c.pg.WaitValue("f", "SELECT active FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
+	released := func() {
+		c.pg.WaitValue("f", "SELECT active FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
+	}
+	released()
+	// A source that is the checkpoint's already: a script that ran before changes nothing.
+	at := c.checkpoint().Position
+	if r := c.mustSet("--accept-source"); r.Direction != "none" || c.checkpoint().Position.String() != at.String() {
+		t.Errorf("--accept-source of the same source: %+v, the checkpoint is at %s, was at %s", r, c.checkpoint().Position, at)
+	}
+	released()
 	if r := c.mustSet("--lsn", back.String()); r.Direction != "backwards" {
 		t.Errorf("%+v; want backwards", r)
 	}
