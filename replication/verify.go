@@ -201,11 +201,15 @@ func refuseLostSlot(f Facts) error {
 	if p := f.Checkpoint.Position.LSN; p > from {
 		from = p
 	}
+	again := "walrelay slot drop -c FILE --yes, then start again"
+	if !f.Checkpoint.IsZero() {
+		again = fmt.Sprintf("walrelay checkpoint set -c FILE --lsn %s makes the slot again from the anchor, where that still reaches back so far; otherwise accept the gap with "+
+			"walrelay slot drop -c FILE --yes, start under a new checkpoint topic (kafka.checkpoint-topic) and read the tables again with walrelay snapshot -c FILE --table T --replace", f.Checkpoint.Position.LSN)
+	}
 	return &checkpoint.Refusal{
-		What: fmt.Sprintf("slot %q is lost (wal_status %s, reason %s): PostgreSQL has removed what it needs", s.Name, orUnknown(s.WALStatus), orUnknown(s.Invalidation)),
-		Risk: fmt.Sprintf("changes that were committed after %s and are not in Kafka cannot be read from the WAL any more", from),
-		Remedy: "walrelay checkpoint set -c FILE --lsn L rewinds to an LSN that the anchor still holds; without one, walrelay slot drop -c FILE --yes, then start anew and read the tables again with " +
-			"walrelay snapshot -c FILE --table T --replace; raise max_slot_wal_keep_size (or idle_replication_slot_timeout) so that it does not happen again",
+		What:   fmt.Sprintf("slot %q is lost (wal_status %s, reason %s): PostgreSQL has removed what it needs", s.Name, orUnknown(s.WALStatus), orUnknown(s.Invalidation)),
+		Risk:   fmt.Sprintf("changes that were committed after %s and are not in Kafka cannot be read from the WAL any more", from),
+		Remedy: again + "; raise max_slot_wal_keep_size (or idle_replication_slot_timeout) so that it does not happen again",
 	}
 }
 
@@ -241,6 +245,8 @@ func verifyPublication(f Facts) error {
 		}
 		if !f.Checkpoint.IsZero() {
 			what = fmt.Sprintf("publication %q was dropped while slot %q was in use, and a slot cannot be used with a publication made after it", f.Publication, f.SlotName)
+			remedy = fmt.Sprintf("walrelay slot drop -c FILE --yes, then start under a new checkpoint topic (kafka.checkpoint-topic), which reads the tables anew: publications are made first, then the slot; "+
+				"with source.publication-mode: existing, CREATE PUBLICATION %s FOR TABLE … before that", quote(f.Publication))
 		}
 		return &checkpoint.Refusal{What: what, Risk: risk, Remedy: remedy}
 	}

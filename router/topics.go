@@ -142,8 +142,9 @@ func (c *Catalog) Ensure(ctx context.Context, names []string, spec TopicSpec) er
 }
 
 // Preview makes topics known as Ensure would find or make them, and creates none: a topic
-// that Kafka does not have is what spec says of it, with Kafka's defaults. It is for
-// counting what a delivery would write; nothing can be delivered with it.
+// that Kafka does not have is what spec says of it, with Kafka's defaults, and refused where
+// Ensure would refuse it. It is for counting what a delivery would write; nothing can be
+// delivered with it.
 func (c *Catalog) Preview(ctx context.Context, names []string, spec TopicSpec) error {
 	for _, name := range names {
 		if c.Lookup(name) != nil {
@@ -156,7 +157,7 @@ func (c *Catalog) Preview(ctx context.Context, names []string, spec TopicSpec) e
 		if err != nil {
 			return err
 		}
-		if len(md) == 1 && md[0].ErrorCode == 0 {
+		if !spec.Create || len(md) == 1 && md[0].ErrorCode == 0 {
 			if err := c.Ensure(ctx, []string{name}, spec); err != nil {
 				return err
 			}

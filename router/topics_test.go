@@ -125,6 +125,25 @@ func TestEnsureRefusesMissingTopicsWhenNotToCreate(t *testing.T) {
 	})
 }
 
+func TestPreviewRefusesWhatEnsureWouldRefuse(t *testing.T) {
+	cl, cluster := fakeKafka(t)
+	creates := requests(cluster, kmsg.CreateTopics.Int16())
+	c := NewCatalog(cl)
+	spec := TopicSpec{Partitions: 6, ReplicationFactor: -1}
+	want := c.Ensure(t.Context(), []string{"p.absent"}, spec)
+	var absent *AbsentTopicError
+	if err := c.Preview(t.Context(), []string{"p.absent"}, spec); !errors.As(err, &absent) || err.Error() != want.Error() {
+		t.Errorf("Preview: %v, Ensure: %v", err, want)
+	}
+	spec.Create = true
+	if err := c.Preview(t.Context(), []string{"p.absent"}, spec); err != nil || c.Lookup("p.absent") == nil {
+		t.Errorf("of a topic that would be made: %v", err)
+	}
+	if *creates > 0 {
+		t.Errorf("%d requests to create topics", *creates)
+	}
+}
+
 func TestEnsureSaysWhichTopicKafkaDoesNotTake(t *testing.T) {
 	catalogOnEach(t, func(t *testing.T, cl *kgo.Client, prefix string) {
 		c := NewCatalog(cl)

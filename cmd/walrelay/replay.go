@@ -131,7 +131,8 @@ func (a *app) replay(ctx context.Context, f replayFlags) error {
 	if f.inPlace && !f.yes && !f.dryRun {
 		if err := a.confirm("The records go to the live topics: old states stand behind newer ones, with an older\n" +
 			"position and the header replay. Consumers that take the last record of a key, and those\n" +
-			"that do not drop positions they have seen, go back to an old state.\nReplay in place?"); err != nil {
+			"that do not drop positions they have seen, go back to an old state. A compacted topic is\n" +
+			"refused, since its newest state would be lost for all.\nReplay in place?"); err != nil {
 			return err
 		}
 	}
@@ -151,7 +152,7 @@ func (a *app) replay(ctx context.Context, f replayFlags) error {
 		_, _ = fmt.Fprintln(a.stderr)
 	}
 	if err != nil {
-		return replayExit(err, o)
+		return replayExit(err)
 	}
 	o.Logger.Info().Str("replay", o.ID).Int64("records", report.Records).Msg("replay ends")
 	if f.output.value == "json" {
@@ -185,17 +186,15 @@ func (a *app) confirm(question string) error {
 	return &exitError{exitUsage, errors.New("not confirmed, so nothing was done; say --yes where nobody can be asked")}
 }
 
-func replayExit(err error, o replay.Options) error {
+func replayExit(err error) error {
 	var usage *replay.UsageError
 	switch {
 	case errors.As(err, &usage):
 		return &exitError{exitUsage, err}
 	case checkpoint.IsRefusal(err):
 		return &exitError{exitRefused, err}
-	case o.DryRun:
-		return err
 	}
-	return fmt.Errorf("%w; what is delivered stays: the same command with --resume %s goes on", err, o.ID)
+	return err
 }
 
 // replayOptions turns the configuration into a replay's options.

@@ -3,6 +3,8 @@ package e2e
 import (
 	"encoding/json"
 	"net/url"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -120,6 +122,45 @@ func TestSlotDropDropsTheAnchorToo(t *testing.T) {
 	if n := c.pg.Value("SELECT count(*) FROM pg_publication"); n != "0" {
 		t.Errorf("%s publications are left", n)
 	}
+}
+
+// The manual's way out where the position is given up: what it says to drop is all that
+// keeps a connector from a first start.
+func TestStartingAnewAsTheManualSays(t *testing.T) {
+	manual, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, way, _ := strings.Cut(string(manual), "**Start anew**")
+	way, _, _ = strings.Cut(way, "\n\n")
+	drop := regexp.MustCompile("`walrelay ([a-z ]+) -c FILE`").FindStringSubmatch(way)
+	if drop == nil || !strings.Contains(way, "give `kafka.checkpoint-topic` a name that was never used") {
+		t.Fatalf("the manual does not say how to start anew: %s", way)
+	}
+	c := caseNew(t)
+	c.set(caseMap{"snapshot": caseMap{"mode": "initial"}})
+	c.pg.Exec("CREATE TABLE t (id int PRIMARY KEY)")
+	c.start()
+	c.anchored()
+	c.pg.Exec("INSERT INTO t VALUES (1)")
+	c.fence()
+	c.stop()
+	if code, _, stderr := c.command(append(strings.Fields(drop[1]), "--yes")...); code != 0 {
+		t.Fatalf("%s: exit code %d, %s", drop[1], code, stderr)
+	}
+	c.refuses("does not exist, although the checkpoint") // with the old topic
+	c.set(caseMap{"kafka": caseMap{"checkpoint-topic": "_walrelay." + c.name + ".anew"}})
+	c.pg.Exec("INSERT INTO t VALUES (2)")
+	c.start()
+	c.pg.Exec("INSERT INTO t VALUES (3)")
+	keys := map[string]bool{}
+	for _, r := range c.kafka.WaitCommitted(t, c.name+".public.t", 4) {
+		keys[string(r.Key)] = true
+	}
+	if len(keys) != 3 {
+		t.Errorf("delivered %v, want the rows 1, 2 and 3", keys)
+	}
+	c.stop()
 }
 
 func TestAReplayThatIsKilledGoesOnWhereItWas(t *testing.T) {

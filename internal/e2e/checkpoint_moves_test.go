@@ -9,6 +9,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 
+	"github.com/walrelay/walrelay/checkpoint"
 	"github.com/walrelay/walrelay/internal/harness"
 )
 
@@ -109,6 +110,79 @@ func TestCheckpointSetMakesADroppedSlotAgain(t *testing.T) {
 	}
 }
 
+// Nothing ends between the delivered part of a transaction and its commit: an LSN there is the
+// place where the connector is, and what is delivered does not come again.
+func TestCheckpointSetKeepsThePlaceInATransaction(t *testing.T) {
+	c := caseNew(t)
+	c.set(caseMap{"batch": caseMap{"max-records": 10}})
+	c.pg.Exec("CREATE TABLE t (id int PRIMARY KEY)")
+	c.start()
+	c.anchored()
+	c.stop()
+	c.startUntil(3)
+	c.pg.Exec("INSERT INTO t SELECT generate_series(1, 50)")
+	c.killed()
+	slot := "walrelay_" + c.name
+	released := func() {
+		c.pg.WaitValue("0", "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND active", slot)
+	}
+	at := c.checkpoint().Position
+	if at.Cut.IsZero() {
+		t.Fatal("the checkpoint is not in the middle of a transaction")
+	}
+	stays := func(lsn checkpoint.LSN) {
+		t.Helper()
+		released()
+		code, out, stderr := c.command("checkpoint", "set", "--yes", "--lsn", lsn.String())
+		if code != 0 || !strings.Contains(out, `"direction": "none"`) || !strings.Contains(stderr, "its first 20 changes are delivered and do not come again") {
+			t.Errorf("checkpoint set --lsn %s: exit code %d, %s%s", lsn, code, out, stderr)
+		}
+		if now := c.checkpoint().Position; now.String() != at.String() {
+			t.Errorf("checkpoint set --lsn %s moved the checkpoint from %s to %s", lsn, at, now)
+		}
+	}
+	within := at.Cut.CommitLSN - 8 // the commit record's neighbour, a row's
+	stays(at.LSN)
+	stays(within)
+	stays(at.Cut.CommitLSN)
+	stays(at.Cut.CommitLSN + 8)
+	released()
+	c.pg.Exec("SELECT pg_drop_replication_slot($1)", slot)
+	stays(at.Cut.CommitLSN)
+	// A gap that is accepted, and that nothing was committed in.
+	c.pg.Exec("SELECT pg_replication_slot_advance($1, $2)", slot, within.String())
+	c.remedy(c.refuses("past the checkpoint"), 0)
+	c.start()
+	var ids []int
+	for id := range 50 {
+		ids = append(ids, id+1)
+	}
+	c.wantKeys(ids...)
+	c.stop()
+}
+
+// The rest of a transaction is skipped by an LSN behind its end.
+func TestCheckpointSetSkipsTheRestOfATransaction(t *testing.T) {
+	c := caseNew(t)
+	c.set(caseMap{"batch": caseMap{"max-records": 10}})
+	c.pg.Exec("CREATE TABLE t (id int PRIMARY KEY)")
+	c.startUntil(3)
+	c.pg.Exec("INSERT INTO t SELECT generate_series(1, 50)")
+	c.killed()
+	c.pg.WaitValue("f", "SELECT active FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
+	cut := c.checkpoint().Position.Cut
+	if r := c.mustSet("--lsn", c.walEnd().String()); r.Direction != "forwards" || r.Transactions != 1 || r.Changes != 50-int64(cut.Changes) {
+		t.Errorf("%+v; want one transaction with the changes behind the first %d", r, cut.Changes)
+	}
+	c.start()
+	var ids []int
+	for id := range int(cut.Changes) {
+		ids = append(ids, id+1)
+	}
+	c.wantKeys(ids...)
+	c.stop()
+}
+
 // A slot that is not behind the wanted LSN need not be replaced: no anchor is needed.
 func TestCheckpointSetGoesBackWithoutAnAnchorWhereTheSlotStillReaches(t *testing.T) {
 	c := caseNew(t)
@@ -127,7 +201,16 @@ func TestCheckpointSetGoesBackWithoutAnAnchorWhereTheSlotStillReaches(t *testing
 	if at := c.checkpoint().Position.LSN; at <= back || c.confirmed() > slot {
 		t.Fatalf("the checkpoint is at %s, was at %s; the slot at %s, was at %s", at, back, c.confirmed(), slot)
 	}
-	c.pg.WaitValue("f", "SELECT active FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
+	released := func() {
+		c.pg.WaitValue("f", "SELECT active FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
+	}
+	released()
+	// A source that is the checkpoint's already: a script that ran before changes nothing.
+	at := c.checkpoint().Position
+	if r := c.mustSet("--accept-source"); r.Direction != "none" || c.checkpoint().Position.String() != at.String() {
+		t.Errorf("--accept-source of the same source: %+v, the checkpoint is at %s, was at %s", r, c.checkpoint().Position, at)
+	}
+	released()
 	if r := c.mustSet("--lsn", back.String()); r.Direction != "backwards" {
 		t.Errorf("%+v; want backwards", r)
 	}

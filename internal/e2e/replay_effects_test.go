@@ -101,6 +101,56 @@ func TestADryRunTellsWhatTheRunDoesAndChangesNothing(t *testing.T) {
 	if !maps.Equal(got, want) {
 		t.Errorf("records, tombstones and dead letters are %v, want %v", got, want)
 	}
+
+	// One that ends in the middle can go on; a dry run has nothing to go on with.
+	c.set(caseMap{"dead-letter": caseMap{"on-error": "stop"}})
+	for _, tt := range []struct {
+		args []string
+		says bool
+	}{{nil, true}, {[]string{"--dry-run"}, false}} {
+		code, _, stderr := c.command(append([]string{"replay", "--from-lsn", begin}, tt.args...)...)
+		if code != 1 || strings.Contains(stderr, "what is delivered stays: the same command with --resume") != tt.says {
+			t.Errorf("ended by a dead letter, %v: exit code %d, want 1 and --resume said: %t: %s", tt.args, code, tt.says, stderr)
+		}
+	}
+	c.stop()
+}
+
+// Compaction keeps the record that was written last, and goes by no position.
+func TestReplayInPlaceSparesCompactedTopics(t *testing.T) {
+	c := caseNew(t)
+	c.set(caseMap{"topics": caseMap{"config": caseMap{"cleanup.policy": "compact,delete"}}})
+	c.pg.Exec("CREATE TABLE t (id int PRIMARY KEY, v text)")
+	c.start()
+	c.anchored()
+	begin := c.walEnd().String()
+	c.pg.Exec("INSERT INTO t VALUES (1, 'old')")
+	c.pg.Exec("UPDATE t SET v = 'new' WHERE id = 1")
+	c.fence()
+	topic := c.name + ".public.t"
+	c.kafka.WaitCommitted(t, topic, 2)
+	for _, args := range [][]string{{"--in-place", "--yes"}, {"--in-place", "--dry-run"}, {"--in-place", "--yes", "--table", "public.t"}} {
+		code, _, stderr := c.command(append([]string{"replay", "--from-lsn", begin}, args...)...)
+		if code != 4 || !strings.Contains(stderr, "topic "+topic+" is compacted") || !strings.Contains(stderr, "choose another --topic-prefix") {
+			t.Errorf("%v: exit code %d, want 4: %s", args, code, stderr)
+		}
+	}
+	r := c.mustReplay("--from-lsn", begin, "--table", "public.t")
+	sameButReplay(t, c.kafka.Committed(t, topic), c.kafka.WaitCommitted(t, r.Prefix+".public.t", 2), r.ID)
+	c.quiet()
+}
+
+// Messages have their prefix as the key, so that the last one of each would be an old one.
+func TestReplayInPlaceSparesACompactedMessageTopic(t *testing.T) {
+	c := caseNew(t)
+	c.kafka.CreateTopic(t, c.name+".message", 1, "cleanup.policy", "compact")
+	c.start()
+	c.anchored()
+	begin := c.walEnd().String()
+	c.fence()
+	if code, _, stderr := c.command("replay", "--from-lsn", begin, "--in-place", "--yes"); code != 4 || !strings.Contains(stderr, "topic "+c.name+".message is compacted") {
+		t.Errorf("exit code %d, want 4: %s", code, stderr)
+	}
 	c.stop()
 }
 

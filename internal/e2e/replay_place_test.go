@@ -23,10 +23,10 @@ func TestReplayTakesTimesAsItsBounds(t *testing.T) {
 	c.pg.Exec("CREATE TABLE t (id int PRIMARY KEY)")
 	c.start()
 	c.anchored()
-	var times [6]string // times[i] is behind the commit of row i, and before that of row i+1
+	var times, ends [6]string // times[i] and ends[i] are behind the commit of row i, and before that of row i+1
 	for i := 1; i <= 5; i++ {
 		c.pg.Exec("INSERT INTO t VALUES ($1)", i)
-		times[i] = c.clock()
+		times[i], ends[i] = c.clock(), c.walEnd().String()
 	}
 	c.fence()
 	c.kafka.WaitCommitted(t, c.name+".public.t", 5)
@@ -59,6 +59,7 @@ func TestReplayTakesTimesAsItsBounds(t *testing.T) {
 		{[]string{"--from-time", times[5]}, nil},
 		{[]string{"--from-lsn", third.Topics[0].FirstLSN, "--to-time", times[4]}, keys(3, 4)},
 		{[]string{"--from-lsn", third.Topics[0].FirstLSN, "--to-time", times[2]}, nil}, // nothing was committed between
+		{[]string{"--from-time", times[3], "--to-lsn", ends[3]}, nil},                  // and here
 	} {
 		prefix := fmt.Sprintf("%stime%d", c.name, i)
 		args := append(tt.args, "--topic-prefix", prefix, "--table", "public.t")
@@ -81,6 +82,8 @@ func TestReplayTakesTimesAsItsBounds(t *testing.T) {
 		{[]string{"--from-time", "2001-01-01T00:00:00Z"}, 4, "the oldest LSN available is"},
 		{[]string{"--from-time", times[3], "--to-time", times[2]}, 2, "ends before it begins"},
 		{[]string{"--from-lsn", third.Topics[0].FirstLSN, "--to-time", times[1]}, 2, "is before --from-lsn"},
+		{[]string{"--from-time", times[3], "--to-lsn", ends[2]}, 2, "is before --from-time"},
+		{[]string{"--from-time", "2999-01-01T00:00:00Z", "--to-lsn", ends[2]}, 2, "is before --from-time"},
 		{[]string{"--from-time", "yesterday"}, 2, "is not a time"},
 		{[]string{"--from-time", times[1], "--from-lsn", "0/1"}, 2, "from-time"},
 		{nil, 2, "from-time"},

@@ -155,8 +155,8 @@ func TestReplayTakesItsBoundsAndItsRecordsFromTheLiveStream(t *testing.T) {
 	}
 	again := c.mustReplay("--from-lsn", oldest, "--topic-prefix", c.name+"all")
 	sameButReplay(t, live, c.kafka.WaitCommitted(t, c.name+"all.public.t", 5), again.ID)
-	if code, _, _ := c.command("replay", "--from-lsn", "FFFF/0"); code != 1 {
-		t.Errorf("beyond the end of the WAL: exit code %d, want 1", code)
+	if code, _, stderr := c.command("replay", "--from-lsn", "FFFF/0"); code != 1 || strings.Contains(stderr, "--resume") {
+		t.Errorf("beyond the end of the WAL: exit code %d, want 1, and nothing to resume: %s", code, stderr)
 	}
 	if code, _, _ := c.command("replay", "--from-lsn", c4, "--to-lsn", c2); code != 2 {
 		t.Errorf("an end before the start: exit code %d, want 2", code)

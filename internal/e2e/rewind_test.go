@@ -122,3 +122,46 @@ func TestRunFromLSNOnlyGoesBack(t *testing.T) {
 	c.kafka.WaitCommitted(t, c.name+".public.t", 1)
 	c.quiet()
 }
+
+// A slot that is behind the place sends again what was delivered and not marked: going back,
+// or to where the checkpoint is, does not move it over those rows.
+func TestGoingBackLeavesNoDeliveredRowUnmarked(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		move   func(c *caseRun, back string)
+		events int
+	}{
+		{"run --from-lsn", func(c *caseRun, back string) { c.runFrom(back) }, 4},
+		{"checkpoint set", func(c *caseRun, back string) { c.mustSet("--lsn", back); c.launch() }, 4},
+		{"checkpoint set to where it is", func(c *caseRun, _ string) {
+			c.mustSet("--lsn", c.checkpoint().Position.LSN.String())
+			c.launch()
+		}, 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := afterNew(t, caseOutbox, caseMap{"after": "mark"})
+			c.refuseMarks("true")
+			c.start()
+			c.anchored()
+			c.pg.Exec(c.insertEvent("a", 1))
+			c.pg.Exec(c.insertEvent("a", 2))
+			c.fence()
+			back := c.walEnd().String()
+			c.pg.Exec(c.insertEvent("a", 3))
+			c.fence()
+			c.proc.Kill()
+			c.pg.Exec("DROP TRIGGER refuse ON outbox")
+			c.pg.WaitValue("f", "SELECT active FROM pg_replication_slots WHERE slot_name = $1", "walrelay_"+c.name)
+			tt.move(c, back)
+			c.streaming()
+			c.waitMarked("1,2,3")
+			c.fence()
+			if n := len(c.kafka.Committed(t, c.eventTopic())); n != tt.events {
+				t.Errorf("%d events, want %d", n, tt.events)
+			}
+			end := c.walEnd()
+			c.waitConfirmed(end)
+			c.stop()
+		})
+	}
+}

@@ -45,6 +45,10 @@ func (s *session) bounds(ctx context.Context) error {
 	switch {
 	case r.To > 0 && r.To < s.oldest: // from a time, then
 		return &UsageError{fmt.Sprintf("--to-lsn %s is before %s, which is as far back as replay reaches", r.To, s.oldest)}
+	case r.To > 0 && r.To < s.from: // from a time, too
+		if err := s.checkReversed(ctx); err != nil {
+			return err
+		}
 	case r.To > 0:
 		s.to, _, err = s.endBefore(ctx, max(s.from, r.To-min(r.To, recordRoom)), r.To, time.Time{})
 	case !r.ToTime.IsZero():
@@ -61,6 +65,18 @@ func (s *session) bounds(ctx context.Context) error {
 	}
 	s.to = max(s.to, s.from)
 	return s.checkNamed()
+}
+
+// checkReversed tells an end that is before the time of the start from one in a pause of the
+// commits around it: a transaction between the two was committed before that time.
+func (s *session) checkReversed(ctx context.Context) error {
+	r := s.o.Range
+	last, committed, err := s.endBefore(ctx, max(s.oldest, r.To-min(r.To, recordRoom)), s.from, r.FromTime)
+	if err != nil || last <= r.To {
+		return err
+	}
+	return &UsageError{fmt.Sprintf("--to-lsn %s is before --from-time %s: a transaction that ends at %s, behind it, was committed at %s",
+		r.To, r.FromTime.UTC().Format(time.RFC3339Nano), last, committed.UTC().Format(time.RFC3339Nano))}
 }
 
 // start finds where the range begins, and where that is given as an LSN the commit time of

@@ -95,6 +95,7 @@ type session struct {
 	base   context.Context
 
 	from, to checkpoint.LSN
+	stored   bool // the replay has a checkpoint to go on from
 	router   *router.Router
 	producer *router.Producer
 	stream   *replication.Stream
@@ -108,6 +109,15 @@ type session struct {
 func Run(ctx context.Context, o Options) (Report, error) {
 	s := &session{o: o, base: context.WithoutCancel(ctx), tables: newTableFilter(o.Tables)}
 	defer s.close()
+	report, err := s.run(ctx)
+	if err != nil && s.stored && !checkpoint.IsRefusal(err) {
+		err = fmt.Errorf("%w; what is delivered stays: the same command with --resume %s goes on", err, o.ID)
+	}
+	return report, err
+}
+
+func (s *session) run(ctx context.Context) (Report, error) {
+	o := &s.o
 	admin, err := router.NewAdminClient(o.Kafka)
 	if err != nil {
 		return Report{}, err
@@ -131,6 +141,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 		if begun, err = s.begun(ctx, own); err != nil {
 			return Report{}, err
 		}
+		s.stored = !o.DryRun
 	}
 	if err := s.inspect(ctx); err != nil {
 		return Report{}, err
@@ -158,7 +169,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 		s.report.Records += t.Records
 	}
 	for _, t := range s.tables.unseen() {
-		o.Logger.Warn().Str("table", t).Msg("the range has no change of this table: it is written schema.table, as the catalog spells it, and partitions come under their root's name")
+		s.o.Logger.Warn().Str("table", t).Msg("the range has no change of this table: it is written schema.table, as the catalog spells it, and partitions come under their root's name")
 	}
 	return s.report, nil
 }
@@ -330,6 +341,7 @@ func (s *session) fence(ctx context.Context, store *ckafka.Store, cp checkpoint.
 	if err := s.producer.Deliver(ctx, first, &cp); err != nil {
 		return cp, fmt.Errorf("write the replay's first checkpoint: %w", err)
 	}
+	s.stored = true
 	return cp, nil
 }
 
@@ -368,10 +380,26 @@ func (s *session) topic(ctx context.Context, name string) error {
 			}
 		}
 	}
+	known := s.catalog.Ensure
 	if s.o.DryRun {
-		return s.catalog.Preview(ctx, []string{name}, spec)
+		known = s.catalog.Preview
 	}
-	return s.catalog.Ensure(ctx, []string{name}, spec)
+	if err := known(ctx, []string{name}, spec); err != nil {
+		return err
+	}
+	if s.o.InPlace && s.catalog.Lookup(name).Compacted {
+		return refuseCompacted(name)
+	}
+	return nil
+}
+
+// refuseCompacted: compaction goes by offsets, and does not know of positions.
+func refuseCompacted(topic string) error {
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("topic %s is compacted (cleanup.policy), so that of each key Kafka keeps the record that was written last, and --in-place writes those of the past behind newer ones", topic),
+		Risk:   "the newest state of a key would be removed for every consumer, and keys that were deleted would come back",
+		Remedy: "choose another --topic-prefix, or leave the topic's table out with --table; walrelay snapshot -c FILE --table T --replace sends a table as it is now to its topic",
+	}
 }
 
 // route appends the records of a change; topics that are not known yet are looked up or

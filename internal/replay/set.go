@@ -15,7 +15,8 @@ import (
 // SetOptions says where the live connector is to go on.
 type SetOptions struct {
 	Options
-	// LSN is where; 0 with AcceptSource: where the slot stands.
+	// LSN is where; 0 with AcceptSource: where the slot stands, or, of the same source, where
+	// the checkpoint does if that is further.
 	LSN checkpoint.LSN
 	// AcceptSource takes the server as the checkpoint's, whatever its system identifier,
 	// database and timeline are.
@@ -197,6 +198,7 @@ func (s *session) move(ctx context.Context, o SetOptions, slot replication.Slot,
 		return s.already(), nil
 	}
 	r := SetResult{From: at.LSN.String(), SystemID: s.db.SystemID, Direction: "none"}
+	foreign := o.AcceptSource && s.live.Source != s.db.Source()
 	switch {
 	case o.Once && to > at.LSN:
 		return r, &checkpoint.Refusal{
@@ -204,15 +206,22 @@ func (s *session) move(ctx context.Context, o SetOptions, slot replication.Slot,
 			Risk:   "what is committed between would never be delivered",
 			Remedy: "start without --from-lsn; to skip it on purpose: walrelay checkpoint set -c FILE --lsn " + to.String(),
 		}
-	case to == 0:
+	case to == 0 && foreign:
 		to = slot.ConfirmedFlush
+	case to == 0: // it was accepted before, and the slot only follows
+		to = max(at.LSN, slot.ConfirmedFlush)
 	}
 	// A slot itself cannot go back: only the anchor can, and it is what is left of a lost one.
-	m := movement{replace: stream == nil || to < slot.ConfirmedFlush, foreign: o.AcceptSource && s.live.Source != s.db.Source()}
+	m := movement{replace: stream == nil || to < slot.ConfirmedFlush, foreign: foreign}
+	begin := slot.ConfirmedFlush
+	if m.replace {
+		begin = s.oldest
+	}
 	if m.replace && (s.oldest == 0 || to < s.oldest) {
 		return r, s.refuseBack(ctx, to)
 	}
 	var err error
+	asked := to
 	switch {
 	case m.foreign && !m.replace:
 		// LSNs of two clusters: neither is before the other.
@@ -229,14 +238,26 @@ func (s *session) move(ctx context.Context, o SetOptions, slot replication.Slot,
 	if err != nil {
 		return r, err
 	}
+	if !m.foreign && asked >= at.LSN {
+		to = max(to, at.LSN)
+		// Between the delivered part of a transaction that is cut and its commit nothing ends.
+		if m.keep = to <= max(at.LSN, at.Cut.CommitLSN); m.keep {
+			to, r.Transactions, r.Changes = max(at.LSN, begin), 0, 0
+		}
+	}
 	m.to, r.To = to, to.String()
-	if !m.foreign && to < at.LSN {
-		r.Direction = "backwards"
-	} else if !m.foreign && to > at.LSN {
-		r.Direction = "forwards"
-		// Rows of an outbox that were delivered and are not marked yet are known only once the
-		// stream sends them again. What the server cannot decode it must not be asked for again.
-		m.resend = s.unmarked() && !m.replace && r.Changes >= 0
+	// Rows of an outbox that were delivered and are not marked yet, and what a snapshot has to
+	// know of, is known only once the stream sends it again: a slot stays behind. What the
+	// server cannot decode it must not be asked for again.
+	switch {
+	case m.foreign:
+	case to <= at.LSN:
+		m.resend = true
+		if to < at.LSN {
+			r.Direction = "backwards"
+		}
+	default:
+		r.Direction, m.resend = "forwards", s.unmarked() && !m.replace && r.Changes >= 0
 	}
 	if err := o.Confirm(s.consequences(m, r, slot)); err != nil {
 		return r, err
@@ -251,7 +272,7 @@ func (s *session) move(ctx context.Context, o SetOptions, slot replication.Slot,
 type movement struct {
 	to      checkpoint.LSN
 	replace bool // the slot, by a copy of the anchor
-	keep    bool // the checkpoint's position as it is
+	keep    bool // the checkpoint's position, a cut transaction's delivered part too
 	resend  bool // the slot stays where it is
 	foreign bool // the checkpoint is another cluster's, or database's
 }
@@ -279,6 +300,9 @@ func (s *session) consequences(m movement, r SetResult, slot replication.Slot) s
 		}
 	default:
 		text = fmt.Sprintf("The connector goes on at %s.", m.to)
+	}
+	if cut := s.live.Position.Cut; m.keep && !cut.IsZero() {
+		text += fmt.Sprintf(" It is in the middle of the transaction with commit LSN %s: its first %d changes are delivered and do not come again, and the rest follows; to skip that, give an LSN behind its end.", cut.CommitLSN, cut.Changes)
 	}
 	if m.replace {
 		text += fmt.Sprintf(" Slot %s is replaced by a copy of the anchor.", s.o.Slot)
@@ -358,119 +382,6 @@ func (s *session) count(ctx context.Context, stream *replication.Stream, last, t
 			r.Transactions++
 			r.Changes += changes
 			last = ev.Txn.EndLSN
-		}
-	}
-}
-
-// apply changes slot and checkpoint. A slot that is replaced goes first: one before the
-// checkpoint is what every restart finds, and harmless. Else the checkpoint goes first
-// (DESIGN, invariant 1).
-func (s *session) apply(ctx context.Context, o SetOptions, slot replication.Slot, m movement) error {
-	if m.replace {
-		if err := s.replace(ctx, slot); err != nil {
-			return err
-		}
-	}
-	cp := s.live
-	if !m.keep {
-		cp.Position = checkpoint.Beginning(m.to)
-		cp.After = cp.After.Moved(s.live.Position, cp.Position)
-	}
-	cp.Source = s.db.Source()
-	cp.TakenOver = nil
-	if o.Once {
-		cp.Rewound = o.LSN
-	}
-	if m.foreign {
-		if err := s.adopt(ctx, &cp); err != nil {
-			return err
-		}
-	}
-	s.producer.Resume(cp)
-	b := router.NewBatch(s.o.Limits)
-	b.Advance(cp.Position, false)
-	if err := s.producer.Deliver(ctx, b, &cp); err != nil {
-		return fmt.Errorf("write the checkpoint: %w", err)
-	}
-	if !m.replace && !m.resend && m.to > slot.ConfirmedFlush {
-		if err := s.awaitFree(ctx); err != nil {
-			return err
-		}
-		if err := replication.AdvanceSlot(ctx, s.conn, s.o.Slot, m.to); err != nil {
-			return fmt.Errorf("the checkpoint is at %s, and the connector goes on from there; the slot follows with it: %w", m.to, err)
-		}
-	}
-	return nil
-}
-
-// replace makes the slot anew as a copy of the anchor, failover-enabled where it was.
-func (s *session) replace(ctx context.Context, slot replication.Slot) error {
-	if err := s.awaitFree(ctx); err != nil {
-		return err
-	}
-	if err := replication.DropSlot(ctx, s.conn, s.o.Slot); err != nil {
-		return err
-	}
-	if _, err := replication.CopySlot(ctx, s.conn, replication.AnchorName(s.o.Slot), s.o.Slot); err != nil {
-		return fmt.Errorf("slot %s is dropped, and the same command again makes it: %w", s.o.Slot, err)
-	}
-	if s.db.Version < 170000 || s.db.InRecovery || !slot.Failover && slot.Name != "" {
-		return nil
-	}
-	cfg, err := s.config()
-	if err != nil {
-		return err
-	}
-	return replication.SetFailover(ctx, cfg, s.o.Slot)
-}
-
-// adopt forgets what holds on another cluster only: horizons are LSNs. A table is the one of
-// its name: a restored dump gives it another OID.
-func (s *session) adopt(ctx context.Context, cp *checkpoint.Checkpoint) error {
-	pubs := make([]checkpoint.Publication, len(cp.Publications))
-	for i, p := range cp.Publications {
-		pubs[i] = checkpoint.Publication{Name: p.Name}
-	}
-	cp.Publications, cp.SlotSnapshot = pubs, ""
-	tables, err := replication.Tables(ctx, s.conn)
-	if err != nil {
-		return err
-	}
-	oids, names := map[string]uint32{}, map[uint32]string{}
-	for _, t := range tables {
-		oids[t.String()], names[t.OID] = t.OID, t.String()
-	}
-	kept := map[uint32]checkpoint.TableProgress{}
-	for oid, p := range cp.Tables {
-		switch here, found := oids[p.Table]; {
-		case found && p.State == checkpoint.TableDone:
-			kept[here] = p // under the number that it has here: nothing is sent a second time
-		case names[oid] == p.Table:
-			kept[oid] = p
-		}
-	}
-	cp.Tables = kept
-	// What transactions did to partitions, and which rows of an outbox are to be marked, is
-	// known by LSNs and transaction ids.
-	cp.Trees, cp.After = nil, nil
-	return nil
-}
-
-// awaitFree waits until the server has let go of the slot that we held.
-func (s *session) awaitFree(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Second, errors.New("the server does not let go of the slot"))
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		slot, found, err := replication.ReadSlot(ctx, s.conn, s.o.Slot)
-		if err != nil || !found || !slot.Active {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
 	}
 }
