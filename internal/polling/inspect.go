@@ -97,24 +97,27 @@ func (f *found) describe(o Outbox, rel *replication.Relation, notNull []string) 
 	return outbox.NewTable(rel, after, c, b), b, c, err
 }
 
-// pendingTables describes the tables whose pending rows are counted.
+// pendingTables describes the tables whose pending rows are counted. Those that cannot be
+// described are the error, beside the others.
 func (p *Poller) pendingTables(ctx context.Context, conn *replication.Conn) ([]outbox.Table, error) {
 	f, err := p.find(ctx, conn, router.NewCatalog(nil), "")
 	if err != nil {
 		return nil, err
 	}
 	var out []outbox.Table
+	var problems []error
 	for i, rel := range f.relations {
 		if rel == nil {
 			continue // a session will say so
 		}
 		t, _, _, err := f.describe(p.o.Outbox[i], rel, nil)
 		if err != nil {
-			return nil, err
+			problems = append(problems, err)
+			continue
 		}
 		out = append(out, t)
 	}
-	return out, nil
+	return out, errors.Join(problems...)
 }
 
 // inspect looks at the configured tables and refuses what cannot be polled.
