@@ -128,9 +128,10 @@ func TestPollingPutsAsideWhatCannotBePublished(t *testing.T) {
 		"mark":                 {"published_at timestamptz", "mark", "5 rows, 0 pending"},
 		"delete, with a mark":  {"published_at timestamptz", "delete", "3 rows, 0 pending"},
 		"delete, without mark": {"x int", "delete", ""},
+		"delete, not markable": {"status st DEFAULT 'pending'", "delete", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := pollingOn(t, "CREATE TABLE outbox (id bigserial PRIMARY KEY, event_type text, payload jsonb, "+tt.mark+");"+rows, caseMap{"after": tt.after})
+			c := pollingOn(t, "CREATE TYPE st AS ENUM ('pending', 'failed'); CREATE TABLE outbox (id bigserial PRIMARY KEY, event_type text, payload jsonb, "+tt.mark+");"+rows, caseMap{"after": tt.after})
 			c.set(caseMap{"topics": caseMap{"config": caseMap{"max.message.bytes": "1000000"}}})
 			want := 3
 			if tt.left == "" {

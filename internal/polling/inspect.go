@@ -261,7 +261,8 @@ func (s *session) checkRights(ctx context.Context) error {
 }
 
 // prepare lets the server look at names and types of every statement now: what it cannot
-// do ends the start, and not each round behind its publication.
+// do ends the start, and not each round behind its publication. Where rows are deleted a mark is
+// for dead letters alone, and done without where it cannot be made.
 func (s *session) prepare(ctx context.Context, t *table) error {
 	for _, sql := range []string{t.lookSQL, t.listSQL, t.readSQL, t.markSQL, t.deleteSQL} {
 		if sql == "" {
@@ -273,16 +274,29 @@ func (s *session) prepare(ctx context.Context, t *table) error {
 		case err == nil:
 		case !errors.As(err, &answer) || !isPermanent(answer):
 			return fmt.Errorf("prepare to poll %s: %w", t.name(), err)
+		case t.Delete && sql == t.markSQL:
+			t.markSQL = ""
+			s.say(t.name()+" unmarked", func() {
+				s.log.Warn().Err(err).Str("table", t.name()).Str("column", t.mark.Mark).Msg("the column cannot mark a row: rows of dead letters are deleted, as those of events are")
+			})
 		default:
-			return &checkpoint.Refusal{
-				What:   fmt.Sprintf("the rows of outbox table %s cannot be read, or marked or deleted", t.name()),
-				Risk:   "its events would not be published, or again and again",
-				Remedy: "correct the table (a status that is an enum needs the label processed), or set outbox[].after: delete",
-				Err:    err,
-			}
+			return t.refuseStatement(err)
 		}
 	}
 	return nil
+}
+
+func (t *table) refuseStatement(err error) error {
+	remedy := "correct the table"
+	if !t.Delete {
+		remedy = "correct the table (a status that is an enum needs the label processed), or set outbox[].after: delete"
+	}
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("the rows of outbox table %s cannot be read, or marked or deleted", t.name()),
+		Risk:   "its events would not be published, or again and again",
+		Remedy: remedy,
+		Err:    err,
+	}
 }
 
 // isPermanent tells that a statement fails for what it says or for what the table, its

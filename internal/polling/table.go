@@ -32,7 +32,8 @@ type table struct {
 	lock     string // the text that advisory locks are made of
 
 	// The statements of a round; see the functions that run them. deleteSQL is empty unless
-	// rows are deleted, markSQL where the table has no mark.
+	// rows are deleted, markSQL where the table has no mark or, of rows that are deleted, it
+	// cannot be made.
 	lookSQL, lockSQL, listSQL, readSQL, markSQL, deleteSQL string
 
 	// held are the keys that the next look leaves out: a row of each could not be locked,
