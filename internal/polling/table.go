@@ -1,6 +1,7 @@
 package polling
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -97,8 +98,8 @@ func orderSQL(b router.Backlog, c router.OutboxColumns) []string {
 	switch {
 	case !b.Ordered:
 		return append([]string{"pg_catalog.age(t.xmin) DESC"}, traces...)
-	case len(b.Order) == 1:
-		return []string{"t." + ident(b.Order[0])}
+	case len(b.Order) == 1 && slices.Equal(b.Order, b.Primary):
+		return []string{"t." + ident(b.Order[0])} // which is another one in each row
 	case c.Seq == "":
 		return append([]string{"t." + ident(b.Order[0])}, traces...)
 	}
