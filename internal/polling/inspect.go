@@ -89,7 +89,7 @@ func (f *found) describe(o Outbox, rel *replication.Relation, notNull []string) 
 	if err != nil {
 		return outbox.Table{}, router.Backlog{}, c, err
 	}
-	b, err := f.router.Backlog(rel, func(column string) bool { return slices.Contains(notNull, column) })
+	b, err := f.router.Backlog(rel, c.Seq, func(column string) bool { return slices.Contains(notNull, column) })
 	after := outbox.Mark
 	if o.Delete {
 		after = outbox.Delete

@@ -152,7 +152,7 @@ func outboxTable(r *router.Router, rel *replication.Relation, after string) (out
 	if err != nil {
 		return outbox.Table{}, err
 	}
-	b, err := r.Backlog(rel, func(string) bool { return false })
+	b, err := r.Backlog(rel, columns.Seq, func(string) bool { return false })
 	if err != nil {
 		return outbox.Table{}, err
 	}
