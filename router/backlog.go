@@ -21,21 +21,25 @@ type Backlog struct {
 	// nearly as the table tells, and which together name one row where there is a primary
 	// key. Nil where there is nothing to go by.
 	Order []string
-	// Ordered tells that Order begins with a number or a time, and not with a key that says
-	// nothing of when a row was written.
+	// Ordered tells that Order begins with a number or a time of writing, and not with what
+	// says nothing of when a row was written.
 	Ordered bool
+	// Settled tells that Order puts the events of one aggregate in the order in which they were
+	// written: by a row number, or by their number within the aggregate.
+	Settled bool
 	// Published is the SQL expression that Mark is set to once a row is published. Empty
 	// without Mark.
 	Published string
 }
 
-// Backlog looks at the columns of an outbox table.
+// Backlog looks at the columns of an outbox table. seq is the one that counts within an
+// aggregate, empty for none (OutboxColumns).
 //
 // published_at counts as a mark where it is a timestamp that a new row does not have: set
 // means published. status
 // does where it is an integer, of which 1 means published, or a text or an enum, of which
 // 'processed' does; every other value, null included, means not yet.
-func (r *Router) Backlog(rel *replication.Relation, facts replication.ColumnFacts) (Backlog, error) {
+func (r *Router) Backlog(rel *replication.Relation, seq string, facts replication.ColumnFacts) (Backlog, error) {
 	types := map[string]*format.Type{}
 	for _, c := range rel.Columns {
 		t, err := r.typeOf(c.TypeOID)
@@ -48,8 +52,11 @@ func (r *Router) Backlog(rel *replication.Relation, facts replication.ColumnFact
 	for _, i := range rel.PrimaryKey {
 		b.Primary = append(b.Primary, rel.Columns[i].Name)
 	}
-	b.Order = backlogOrder(types, b.Primary, func(column string) bool { return slices.Contains(facts.NotNull, column) })
-	b.Ordered = len(b.Order) > 0 && (isInteger(types[b.Order[0]]) || isTimestamp(types[b.Order[0]]))
+	notNull := func(column string) bool { return slices.Contains(facts.NotNull, column) }
+	if !isInteger(types[seq]) || !notNull(seq) {
+		seq = ""
+	}
+	b.order(types, seq, notNull)
 	switch status := types["status"]; {
 	case isTimestamp(types[publishedAt]) && !slices.Contains(facts.NotNull, publishedAt) && !slices.Contains(facts.Filled, publishedAt):
 		b.Mark, b.Pending, b.Published = publishedAt, `"published_at" IS NULL`, "pg_catalog.now()"
@@ -66,30 +73,30 @@ func (r *Router) Backlog(rel *replication.Relation, facts replication.ColumnFact
 
 const publishedAt = "published_at"
 
-// backlogOrder gives the primary key where it is a row number; else a row number or the
-// time of writing, with the primary key to tell equal ones apart. aggregate_seq and
-// version are no such numbers, they count within one aggregate.
-func backlogOrder(types map[string]*format.Type, primaryKey []string, notNull func(string) bool) []string {
-	if len(primaryKey) == 1 && isInteger(types[primaryKey[0]]) {
-		return primaryKey
-	}
-	first := ""
+// order sets Order: the primary key where it is a row number; else a row number or the
+// time of writing, with the primary key to tell equal ones apart. What counts within one
+// aggregate, seq, is no such number, but orders what has the same time, as the rows of a
+// transaction mostly have, or no time at all.
+func (b *Backlog) order(types map[string]*format.Type, seq string, notNull func(string) bool) {
+	orders := func(name string) bool { return isInteger(types[name]) || isTimestamp(types[name]) }
 	for _, name := range []string{"sequence_num", "id", "created_at", "occurred_at"} {
-		t := types[name]
-		if first == "" && (isInteger(t) || isTimestamp(t)) && notNull(name) {
-			first = name
+		if b.Order == nil && orders(name) && notNull(name) {
+			b.Order = []string{name}
 		}
 	}
-	if first == "" {
-		return primaryKey
+	if len(b.Primary) > 0 && orders(b.Primary[0]) && (b.Order == nil || len(b.Primary) == 1 && isInteger(types[b.Primary[0]])) {
+		b.Order = b.Primary[:1:1]
 	}
-	order := []string{first}
-	for _, name := range primaryKey {
-		if !slices.Contains(order, name) {
-			order = append(order, name)
+	b.Ordered = b.Order != nil
+	b.Settled = b.Ordered && isInteger(types[b.Order[0]])
+	if seq != "" && !b.Settled {
+		b.Order, b.Settled = append(b.Order, seq), true
+	}
+	for _, name := range b.Primary {
+		if !slices.Contains(b.Order, name) {
+			b.Order = append(b.Order, name)
 		}
 	}
-	return order
 }
 
 func isInteger(t *format.Type) bool { return hasOID(t, oidInt2, oidInt4, oidInt8) }

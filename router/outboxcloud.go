@@ -150,11 +150,7 @@ func (p *outboxPlan) appendCloudEvent(s *scratch, row replication.Tuple) error {
 		s.buf = append(s.buf[:start], s.buf[end:]...)
 	}
 	s.buf = append(s.buf, `,"datacontenttype":"`...)
-	if row[p.payload].Kind == replication.ValueText {
-		s.buf = append(s.buf, p.cloud.contentType...)
-	} else {
-		s.buf = append(s.buf, "application/json"...) // which null is
-	}
+	s.buf = append(s.buf, p.contentType(row)...)
 	bytea := p.source.columns[p.payload].typeOID == oidBytea
 	var err error
 	switch v := &row[p.payload]; {
@@ -169,6 +165,14 @@ func (p *outboxPlan) appendCloudEvent(s *scratch, row replication.Tuple) error {
 	}
 	s.buf = append(s.buf, '}')
 	return err
+}
+
+// contentType is that of the row's payload.
+func (p *outboxPlan) contentType(row replication.Tuple) string {
+	if row[p.payload].Kind != replication.ValueText {
+		return "application/json" // which null is
+	}
+	return p.cloud.contentType
 }
 
 // appendCloudHeaders appends the headers of Kafka's protocol binding.
@@ -198,7 +202,7 @@ func (p *outboxPlan) appendCloudHeaders(ev *event, s *scratch, row replication.T
 			}
 		}
 		if !ev.NullValue {
-			constant("content-type", p.cloud.contentType)
+			constant("content-type", p.contentType(row))
 		}
 	}
 	return nil

@@ -59,6 +59,8 @@ func TestOutboxFormats(t *testing.T) {
 			[]string{"ce_specversion=1.0", "ce_id=ev-7", "ce_source=pay/2.1", "ce_type=payment.charged.v3", "ce_subject=order-8891", "ce_time=2026-10-19T09:31:02.114Z", "ce_partitionkey=acct-1", "content-type=application/json"}, "ce_traceparent"},
 		{"CloudEvents, binary, of Avro", "bytea", OutboxOptions{Format: FormatCloudEvents, CloudEvents: CloudEventsBinary}, bareRow(`\x00ff`), "\x00\xff",
 			[]string{"content-type=application/octet-stream"}, "ce_time"},
+		{"CloudEvents, binary, of null", "bytea", OutboxOptions{Format: FormatCloudEvents, CloudEvents: CloudEventsBinary, NullPayload: NullPayloadNull}, bareRow(null),
+			"null", []string{"ce_id=ev-8", "content-type=application/json"}, ""},
 		{"a tombstone has no content", "bytea", OutboxOptions{Format: FormatCloudEvents, CloudEvents: CloudEventsBinary}, bareRow(null), "(tombstone)", []string{"ce_id=ev-8"}, "content-type"},
 		{"the payload with columns beside it", "jsonb", OutboxOptions{Envelope: []string{"schema_version:v", "partition_key"}}, formatRow(`{"a": 1.10}`),
 			`{"payload":{"a": 1.10},"v":3,"partition_key":"acct-1"}`, nil, "ce_id"},

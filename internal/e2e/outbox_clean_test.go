@@ -75,6 +75,18 @@ func TestCleaningByStatus(t *testing.T) {
 	c.clean(4, nil, "tells which rows are published")
 }
 
+// A table that does not fit its entry is refused, as run refuses it, and keeps no other from it.
+func TestCleaningGoesOnBesideATableThatDoesNotFit(t *testing.T) {
+	c := caseOutboxNew(t, "public.outbox", caseOutbox).set(caseMap{"outbox": []caseMap{{"table": "public.a_misfit"}, {"table": "public.outbox"}, {"table": "public.gone"}}})
+	c.pg.Exec(`CREATE TABLE a_misfit (n int, published_at timestamptz);
+		INSERT INTO outbox (event_id, aggregate_id, aggregate_seq, event_type, payload, created_at, published_at)
+		VALUES ('00000000-0000-0000-0000-000000000001','o',1,'a','{}', now(), now() - interval '8 days')`)
+	c.clean(4, nil, "public.outbox: 1 rows deleted", "table public.a_misfit does not fit its configuration", "public.gone is not there")
+	if got := c.left(); got != "" {
+		t.Errorf("left: %s", got)
+	}
+}
+
 func TestCleaningDropsOldPartitionsWhoseRowsAreAllPublished(t *testing.T) {
 	c := caseOutboxNew(t, "public.outbox", `CREATE TABLE outbox (id bigserial, event_id uuid NOT NULL DEFAULT gen_random_uuid(), event_type text, payload json,
 		aggregate_seq int, created_at timestamptz NOT NULL, published_at timestamptz) PARTITION BY RANGE (created_at);

@@ -135,3 +135,107 @@ func TestAnOutboxTableThatIsMadeAnewIsReadAtOnce(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
+
+// backlogOf makes a case whose outbox has these columns and the 20 events of each of 10 aggregates,
+// all of one transaction; n is where an event stands in its aggregate.
+func backlogOf(t *testing.T, columns string, entry caseMap) *caseRun {
+	t.Helper()
+	c := caseOutboxNew(t, "public.outbox", "CREATE TABLE outbox (event_id uuid PRIMARY KEY DEFAULT gen_random_uuid(), aggregate_id text, event_type text DEFAULT 't', payload json, n int, "+columns+")")
+	whole := caseMap{"table": "public.outbox", "topic": c.name + ".events", "snapshot": "all"}
+	caseMerge(whole, entry)
+	return c.set(caseMap{"snapshot": caseMap{"mode": "initial", "chunk-rows": 7}, "batch": caseMap{"max-records": 20}, "outbox": []caseMap{whole}})
+}
+
+const backlogRows = `INSERT INTO outbox (aggregate_id, n, payload%s) SELECT 'a' || a, s, to_jsonb(s)%s FROM generate_series(1, 20) s, generate_series(1, 10) a ORDER BY s, a`
+
+// inOrder wants each aggregate's 20 events once, in their order.
+func (c *caseRun) inOrder() {
+	c.t.Helper()
+	seen := map[string]int{}
+	records := c.kafka.Committed(c.t, c.name+".events")
+	for _, r := range records {
+		key := string(r.Key)
+		if seen[key]++; string(r.Value) != fmt.Sprint(seen[key]) {
+			c.t.Errorf("event %s of %s comes where %d should", r.Value, key, seen[key])
+		}
+	}
+	if len(records) != 200 {
+		c.t.Errorf("%d events, want 200", len(records))
+	}
+}
+
+// The rows of a transaction have the same now(), and a uuid says nothing of their order: their
+// number in the aggregate does, where it is there.
+func TestTheBacklogKeepsTheOrderOfItsNumbers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		columns, number string
+		entry           caseMap
+	}{
+		"beside a time":    {"created_at timestamptz NOT NULL DEFAULT now(), aggregate_seq int NOT NULL", "aggregate_seq", nil},
+		"without a time":   {"created_at timestamptz, version bigint NOT NULL", "version", nil},
+		"by another name":  {"created_at timestamptz NOT NULL DEFAULT now(), place smallint NOT NULL", "place", caseMap{"columns": caseMap{"seq": "place"}}},
+		"in the whole log": {"created_at timestamptz NOT NULL DEFAULT now(), sequence_num bigserial", "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := backlogOf(t, tt.columns, tt.entry)
+			if tt.number == "" {
+				c.pg.Exec(fmt.Sprintf(backlogRows, "", ""))
+			} else {
+				c.pg.Exec(fmt.Sprintf(backlogRows, ", "+tt.number, ", s"))
+			}
+			c.catchUp()
+			c.inOrder()
+			if said := c.proc.Stderr(); strings.Contains(said, "change places") {
+				t.Errorf("it says that the order is not known: %s", said)
+			}
+		})
+	}
+}
+
+// Where nothing tells the order that is said, of rows that are there.
+func TestABacklogWithoutAnOrderIsSaid(t *testing.T) {
+	for name, tt := range map[string]struct{ columns, text string }{
+		"nothing":          {"version int", "no number and no time tells in which order"},
+		"a time":           {"created_at timestamptz NOT NULL DEFAULT now(), aggregate_seq int", "rows that are there already go out by time"},
+		"nothing to order": {"version int", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := backlogOf(t, tt.columns, nil)
+			if tt.text != "" {
+				c.pg.Exec(fmt.Sprintf(backlogRows, "", ""))
+			}
+			c.catchUp()
+			said := c.proc.Stderr()
+			if !strings.Contains(said, tt.text) || strings.Count(said, "change places") != min(len(tt.text), 1) {
+				t.Errorf("want %q, once: %s", tt.text, said)
+			}
+		})
+	}
+}
+
+// A table that is altered while its rows are read is read on as it was begun: in another order,
+// rows that are out would be read again, and be events again.
+func TestABacklogGoesOnInTheOrderInWhichItWasBegun(t *testing.T) {
+	c := backlogOf(t, "aggregate_seq int", nil)
+	c.pg.Exec(fmt.Sprintf(backlogRows, ", aggregate_seq", ", s"))
+	c.launch(killpoint.Env + "=" + killpoint.Spec(killpoint.Confirmed, 4))
+	c.killed()
+	if n := len(c.kafka.Committed(t, c.name+".events")); n == 0 || n == 200 {
+		t.Fatalf("%d events before the restart, want some", n)
+	}
+	c.pg.Exec("ALTER TABLE outbox ALTER COLUMN aggregate_seq SET NOT NULL")
+	c.catchUp()
+	ids := map[string]int{}
+	for _, r := range c.kafka.Committed(t, c.name+".events") {
+		ids[string(r.Headers[0].Value)]++
+	}
+	total := 0
+	for id, n := range ids {
+		if total += n; n != 1 {
+			t.Errorf("event %s is there %d times", id, n)
+		}
+	}
+	if total != 200 {
+		t.Errorf("%d events, want 200", total)
+	}
+}

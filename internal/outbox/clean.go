@@ -18,6 +18,9 @@ type CleanOptions struct {
 	OlderThan      time.Duration
 	Batch          int // rows deleted at a time, at the most
 	DropPartitions bool
+	// LookFor is how long the application's writers of a partition may be kept waiting for the last
+	// look at its rows; 0: a second.
+	LookFor time.Duration
 }
 
 // Cleaned is what came of it.
@@ -44,6 +47,9 @@ func Clean(ctx context.Context, connect replication.Connector, t Table, o CleanO
 	if err != nil {
 		return c, err
 	}
+	if o.LookFor == 0 {
+		o.LookFor = time.Second
+	}
 	conn, err := open(ctx, connect)
 	if err != nil {
 		return c, err
@@ -55,7 +61,7 @@ func Clean(ctx context.Context, connect replication.Connector, t Table, o CleanO
 	}
 	for _, leaf := range leaves {
 		if o.DropPartitions && leaf.partition {
-			dropped, why, err := leaf.drop(ctx, conn, condition, o.OlderThan)
+			dropped, why, err := leaf.drop(ctx, conn, dropping{condition, t, o.OlderThan, o.LookFor})
 			switch {
 			case err != nil:
 				return c, err
@@ -66,13 +72,13 @@ func Clean(ctx context.Context, connect replication.Connector, t Table, o CleanO
 				c.Left = append(c.Left, leaf.name+": "+why)
 			}
 		}
-		n, locked, err := leaf.deleteRows(ctx, conn, condition, o.Batch)
+		n, why, err := leaf.deleteRows(ctx, conn, condition, o.Batch)
 		c.Deleted += n
 		if err != nil {
 			return c, err
 		}
-		if locked {
-			c.Left = append(c.Left, leaf.name+": some of its rows are locked by the application; the next run deletes them")
+		if why != "" {
+			c.Left = append(c.Left, leaf.name+": "+why)
 		}
 	}
 	return c, nil
@@ -146,12 +152,13 @@ SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), false, pg
 	return list, nil
 }
 
-// deleteRows deletes what meets the condition, a stretch of pages after the other. locked
-// tells that somebody held a row's lock for too long: its stretch is left as it is.
-func (l *leaf) deleteRows(ctx context.Context, conn *pgx.Conn, condition string, batch int) (total int64, locked bool, err error) {
+// deleteRows deletes what meets the condition, a stretch of pages after the other. A stretch
+// is left as it is where somebody holds a row's lock for too long, and the rest of the table where
+// one takes too long; why tells so.
+func (l *leaf) deleteRows(ctx context.Context, conn *pgx.Conn, condition string, batch int) (total int64, why string, err error) {
 	var block int64
 	if err := conn.QueryRow(ctx, "SELECT current_setting('block_size')::int8").Scan(&block); err != nil {
-		return 0, false, fmt.Errorf("read block_size: %w", err)
+		return 0, "", fmt.Errorf("read block_size: %w", err)
 	}
 	sql := fmt.Sprintf(`DELETE FROM ONLY %[1]s WHERE ctid = ANY (ARRAY(
 		SELECT ctid FROM ONLY %[1]s WHERE ctid >= $1::text::tid AND ctid < $2::text::tid AND (%[2]s) LIMIT $3)) AND (%[2]s)`, l.name, condition)
@@ -163,11 +170,14 @@ func (l *leaf) deleteRows(ctx context.Context, conn *pgx.Conn, condition string,
 				if attempt++; attempt <= lockAttempts {
 					continue
 				}
-				locked = true
+				why = "some of its rows are locked by the application; the next run deletes them"
 				break
 			}
+			if IsSlow(err) {
+				return total, fmt.Sprintf("deleting up to %d of its rows took longer than %s; try a smaller --batch", batch, statementTimeout), nil
+			}
 			if err != nil {
-				return total, locked, l.explain("delete from", "DELETE", err)
+				return total, why, l.explain("delete from", "DELETE", err)
 			}
 			total += tag.RowsAffected()
 			if tag.RowsAffected() < int64(batch) {
@@ -175,7 +185,7 @@ func (l *leaf) deleteRows(ctx context.Context, conn *pgx.Conn, condition string,
 			}
 		}
 	}
-	return total, locked, nil
+	return total, why, nil
 }
 
 // lockAttempts is how often a lock of the application is waited for, for LockWait each.
@@ -194,22 +204,46 @@ func (l *leaf) explain(what, right string, err error) error {
 	return fmt.Errorf("%s %s: %w", what, l.name, err)
 }
 
+// dropping says which partitions may be dropped.
+type dropping struct {
+	condition string // of rows that may go
+	table     Table
+	olderThan time.Duration
+	lookFor   time.Duration
+}
+
 // drop drops a partition that can get no more rows and holds nothing but what may go. why
 // tells what keeps one that is old.
-func (l *leaf) drop(ctx context.Context, conn *pgx.Conn, condition string, olderThan time.Duration) (dropped bool, why string, err error) {
+//
+// All of its rows are looked at first, which keeps nobody waiting, for as long as it takes.
+// What is written until nobody can write any more, a second look has to find; it is for rows that
+// are not published alone, so that an index on these serves.
+func (l *leaf) drop(ctx context.Context, conn *pgx.Conn, d dropping) (dropped bool, why string, err error) {
 	if l.upper == "" || l.columnType == "" {
 		return false, "its bounds are not a range of time that ends, so that rows may still come", nil
 	}
 	var past bool
-	err = conn.QueryRow(ctx, fmt.Sprintf("SELECT $1::text::%s <= pg_catalog.now() - interval '%d microseconds'", l.columnType, olderThan.Microseconds()), l.upper).Scan(&past)
+	err = conn.QueryRow(ctx, fmt.Sprintf("SELECT $1::text::%s <= pg_catalog.now() - interval '%d microseconds'", l.columnType, d.olderThan.Microseconds()), l.upper).Scan(&past)
 	if err != nil {
 		return false, "", fmt.Errorf("read the bounds of %s: %w", l.name, err)
 	}
 	if !past {
 		return false, "", nil
 	}
-	for range lockAttempts {
-		dropped, why, err = l.tryDrop(ctx, conn, condition)
+	if others, err := l.holds(ctx, conn, "("+d.condition+") IS NOT TRUE"); IsLocked(err) {
+		return false, "it is locked by the application", nil
+	} else if err != nil {
+		return false, "", err
+	} else if others {
+		return false, "it holds rows that are not published, or not old enough", nil
+	}
+	for attempt := range dropAttempts {
+		if attempt > 0 { // whoever waits behind our locks goes first
+			if err := pause(ctx, LockWait); err != nil {
+				return false, "", err
+			}
+		}
+		dropped, why, err = l.tryDrop(ctx, conn, d)
 		if !IsLocked(err) {
 			return dropped, why, err
 		}
@@ -217,9 +251,28 @@ func (l *leaf) drop(ctx context.Context, conn *pgx.Conn, condition string, older
 	return false, "it is locked by the application", nil
 }
 
-// tryDrop holds the partition's lock from the look at its rows to the end, so that no row
-// comes in between. LockWait keeps those who wait behind us from waiting for long.
-func (l *leaf) tryDrop(ctx context.Context, conn *pgx.Conn, condition string) (dropped bool, why string, err error) {
+// holds tells whether it has a row that meets the condition.
+func (l *leaf) holds(ctx context.Context, conn *pgx.Conn, condition string) (found bool, err error) {
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return false, fmt.Errorf("begin: %w", err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // nothing was changed
+	if _, err := tx.Exec(ctx, "SET LOCAL statement_timeout = 0"); err != nil {
+		return false, fmt.Errorf("set statement_timeout: %w", err)
+	}
+	if err := tx.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM ONLY %s WHERE %s)", l.name, condition)).Scan(&found); err != nil {
+		return false, l.explain("read", "SELECT", err)
+	}
+	return found, nil
+}
+
+// dropAttempts is how often is tried to get the locks of a drop, each time for LockWait.
+const dropAttempts = 10
+
+// tryDrop keeps writers out of the partition from the look at its rows to the end, so that no
+// row comes in between. LockWait and lookFor keep those who wait behind us from waiting for long.
+func (l *leaf) tryDrop(ctx context.Context, conn *pgx.Conn, d dropping) (dropped bool, why string, err error) {
 	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return false, "", fmt.Errorf("begin: %w", err)
@@ -229,20 +282,35 @@ func (l *leaf) tryDrop(ctx context.Context, conn *pgx.Conn, condition string) (d
 			_ = tx.Rollback(context.WithoutCancel(ctx)) // nothing was changed
 		}
 	}()
-	if _, err := tx.Exec(ctx, "LOCK TABLE ONLY "+l.name+" IN ACCESS EXCLUSIVE MODE"); err != nil {
+	if _, err := tx.Exec(ctx, "LOCK TABLE ONLY "+l.name+" IN SHARE ROW EXCLUSIVE MODE"); err != nil {
 		return false, "", l.explain("lock", "ownership", err)
 	}
-	var others bool
-	if err := tx.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM ONLY %s WHERE (%s) IS NOT TRUE)", l.name, condition)).Scan(&others); err != nil {
-		return false, "", l.explain("read", "SELECT", err)
+	limits := fmt.Sprintf("SET LOCAL statement_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d", d.lookFor.Milliseconds(), statementTimeout.Milliseconds())
+	if _, err := tx.Exec(ctx, limits); err != nil {
+		return false, "", fmt.Errorf("set statement_timeout: %w", err)
 	}
-	if others {
-		return false, "it holds rows that are not published, or not old enough", nil
+	var same, unpublished bool
+	err = tx.QueryRow(ctx, fmt.Sprintf(`
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = $1 AND oid = $2::text::pg_catalog.regclass AND relispartition),
+       EXISTS (SELECT FROM ONLY %s WHERE %s)`, l.name, d.table.Pending), l.oid, l.name).Scan(&same, &unpublished)
+	switch {
+	case IsSlow(err):
+		return false, fmt.Sprintf("a look for rows that are not published takes longer than the %s for which its writers are kept waiting; CREATE INDEX ON %s (%s) WHERE %s makes it short",
+			d.lookFor, d.table.SQL(), pgx.Identifier{d.table.Mark}.Sanitize(), d.table.Pending), nil
+	case err != nil:
+		return false, "", l.explain("read", "SELECT", err)
+	case !same:
+		return false, "it has just been detached or renamed", nil
+	case unpublished:
+		return false, "it holds rows that are not published", nil
 	}
 	if _, err := tx.Exec(ctx, "DROP TABLE "+l.name); err != nil {
 		var answer *pgconn.PgError
-		if errors.As(err, &answer) && answer.Code == "2BP01" {
+		switch {
+		case errors.As(err, &answer) && answer.Code == "2BP01":
 			return false, "something depends on it: " + answer.Detail, nil
+		case IsSlow(err):
+			return false, fmt.Sprintf("to drop it took longer than %s", d.lookFor), nil
 		}
 		return false, "", l.explain("drop", "ownership", err)
 	}
@@ -250,4 +318,15 @@ func (l *leaf) tryDrop(ctx context.Context, conn *pgx.Conn, condition string) (d
 		return false, "", fmt.Errorf("drop %s: %w", l.name, err)
 	}
 	return true, "", nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

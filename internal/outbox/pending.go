@@ -22,7 +22,8 @@ type Pending struct {
 	rows, oldest *prometheus.GaugeVec
 	connect      replication.Connector
 	log          zerolog.Logger
-	// tables finds the tables to count, by a connection to the primary.
+	// tables finds the tables to count, by a connection to the primary. An error beside some is
+	// about others.
 	tables func(ctx context.Context, conn *pgx.Conn) ([]Table, error)
 
 	counted map[string]bool
@@ -132,16 +133,18 @@ func (p *Pending) report(err error) {
 func (p *Pending) look(ctx context.Context, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*statementTimeout)
 	defer cancel()
-	tables, err := p.tables(ctx, conn)
-	if err != nil {
-		return err
+	tables, problem := p.tables(ctx, conn)
+	if problem != nil && len(tables) == 0 {
+		return problem
 	}
 	if _, err := conn.Exec(ctx, fmt.Sprintf("SET statement_timeout = %d", pendingTimeout.Milliseconds())); err != nil {
 		return fmt.Errorf("set statement_timeout: %w", err)
 	}
-	p.forget(tables)
+	if problem == nil { // else its tables are not gone
+		p.forget(tables)
+	}
 	var waiting []Waiting
-	var problems []error
+	problems := []error{problem}
 	for i := range tables {
 		w, err := p.count(ctx, conn, &tables[i])
 		if err == nil {

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -18,10 +19,11 @@ func TestPendingRowsOfSeveralTables(t *testing.T) {
 	broken := Table{Schema: "public", Name: "broken", OID: 1, Pending: "true"}
 	tables := []Table{broken, byPublishedAt(s, Mark), {Schema: "public", Name: "plain", Pending: `"status" IS DISTINCT FROM 1`}, {Schema: "public", Name: "old", Created: "created_at"}}
 	p := NewPending(prometheus.NewRegistry())
-	p.tables = func(context.Context, *pgx.Conn) ([]Table, error) { return tables, nil }
+	misfit := errors.New("public.misfit does not fit")
+	p.tables = func(context.Context, *pgx.Conn) ([]Table, error) { return tables, misfit }
 	conn := s.connect()
-	if err := p.look(t.Context(), conn); err == nil || !strings.Contains(err.Error(), "public.broken") {
-		t.Errorf("error %v, want one about public.broken", err)
+	if err := p.look(t.Context(), conn); err == nil || !strings.Contains(err.Error(), "public.broken") || !errors.Is(err, misfit) {
+		t.Errorf("error %v, want one about public.broken, and of public.misfit", err)
 	}
 	for name, want := range map[string]float64{"public.outbox": 10, "public.plain": 2, "public.old": 2} {
 		if got := testutil.ToFloat64(p.rows.WithLabelValues(name)); got != want {
@@ -33,6 +35,10 @@ func TestPendingRowsOfSeveralTables(t *testing.T) {
 	}
 	s.Exec("UPDATE outbox SET published_at = now(); DELETE FROM old")
 	tables = append(tables[1:2:2], tables[3])
+	if err := p.look(t.Context(), conn); !errors.Is(err, misfit) || testutil.CollectAndCount(p.rows) != 3 {
+		t.Errorf("error %v, %d tables have a number; want them all, since one may be the misfit", err, testutil.CollectAndCount(p.rows))
+	}
+	misfit = nil
 	if err := p.look(t.Context(), conn); err != nil {
 		t.Fatal(err)
 	}

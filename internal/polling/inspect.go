@@ -88,7 +88,7 @@ func (f *found) describe(o Outbox, rel *replication.Relation, facts replication.
 	if err != nil {
 		return outbox.Table{}, router.Backlog{}, c, err
 	}
-	b, err := f.router.Backlog(rel, facts)
+	b, err := f.router.Backlog(rel, c.Seq, facts)
 	after := outbox.Mark
 	if o.Delete {
 		after = outbox.Delete
@@ -96,13 +96,15 @@ func (f *found) describe(o Outbox, rel *replication.Relation, facts replication.
 	return outbox.NewTable(rel, after, c, b), b, c, err
 }
 
-// pendingTables describes the tables whose pending rows are counted.
+// pendingTables describes the tables whose pending rows are counted. Those that cannot be
+// described are the error, beside the others.
 func (p *Poller) pendingTables(ctx context.Context, conn *replication.Conn) ([]outbox.Table, error) {
 	f, err := p.find(ctx, conn, router.NewCatalog(nil), "")
 	if err != nil {
 		return nil, err
 	}
 	var out []outbox.Table
+	var problems []error
 	for i, rel := range f.relations {
 		if rel == nil {
 			continue // a session will say so
@@ -113,11 +115,12 @@ func (p *Poller) pendingTables(ctx context.Context, conn *replication.Conn) ([]o
 		}
 		t, _, _, err := f.describe(p.o.Outbox[i], rel, facts)
 		if err != nil {
-			return nil, err
+			problems = append(problems, err)
+			continue
 		}
 		out = append(out, t)
 	}
-	return out, nil
+	return out, errors.Join(problems...)
 }
 
 // inspect looks at the configured tables and refuses what cannot be polled.
@@ -261,7 +264,8 @@ func (s *session) checkRights(ctx context.Context) error {
 }
 
 // prepare lets the server look at names and types of every statement now: what it cannot
-// do ends the start, and not each round behind its publication.
+// do ends the start, and not each round behind its publication. Where rows are deleted a mark is
+// for dead letters alone, and done without where it cannot be made.
 func (s *session) prepare(ctx context.Context, t *table) error {
 	for _, sql := range []string{t.lookSQL, t.listSQL, t.readSQL, t.markSQL, t.deleteSQL} {
 		if sql == "" {
@@ -273,16 +277,29 @@ func (s *session) prepare(ctx context.Context, t *table) error {
 		case err == nil:
 		case !errors.As(err, &answer) || !isPermanent(answer):
 			return fmt.Errorf("prepare to poll %s: %w", t.name(), err)
+		case t.Delete && sql == t.markSQL:
+			t.markSQL = ""
+			s.say(t.name()+" unmarked", func() {
+				s.log.Warn().Err(err).Str("table", t.name()).Str("column", t.mark.Mark).Msg("the column cannot mark a row: rows of dead letters are deleted, as those of events are")
+			})
 		default:
-			return &checkpoint.Refusal{
-				What:   fmt.Sprintf("the rows of outbox table %s cannot be read, or marked or deleted", t.name()),
-				Risk:   "its events would not be published, or again and again",
-				Remedy: "correct the table (a status that is an enum needs the label processed), or set outbox[].after: delete",
-				Err:    err,
-			}
+			return t.refuseStatement(err)
 		}
 	}
 	return nil
+}
+
+func (t *table) refuseStatement(err error) error {
+	remedy := "correct the table"
+	if !t.Delete {
+		remedy = "correct the table (a status that is an enum needs the label processed), or set outbox[].after: delete"
+	}
+	return &checkpoint.Refusal{
+		What:   fmt.Sprintf("the rows of outbox table %s cannot be read, or marked or deleted", t.name()),
+		Risk:   "its events would not be published, or again and again",
+		Remedy: remedy,
+		Err:    err,
+	}
 }
 
 // isPermanent tells that a statement fails for what it says or for what the table, its

@@ -1,6 +1,7 @@
 package polling
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -32,7 +33,8 @@ type table struct {
 	lock     string // the text that advisory locks are made of
 
 	// The statements of a round; see the functions that run them. deleteSQL is empty unless
-	// rows are deleted, markSQL where the table has no mark.
+	// rows are deleted, markSQL where the table has no mark or, of rows that are deleted, it
+	// cannot be made.
 	lookSQL, lockSQL, listSQL, readSQL, markSQL, deleteSQL string
 
 	// held are the keys that the next look leaves out: a row of each could not be locked,
@@ -96,8 +98,8 @@ func orderSQL(b router.Backlog, c router.OutboxColumns) []string {
 	switch {
 	case !b.Ordered:
 		return append([]string{"pg_catalog.age(t.xmin) DESC"}, traces...)
-	case len(b.Order) == 1:
-		return []string{"t." + ident(b.Order[0])}
+	case len(b.Order) == 1 && slices.Equal(b.Order, b.Primary):
+		return []string{"t." + ident(b.Order[0])} // which is another one in each row
 	case c.Seq == "":
 		return append([]string{"t." + ident(b.Order[0])}, traces...)
 	}

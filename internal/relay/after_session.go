@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/walrelay/walrelay/checkpoint"
@@ -155,7 +156,7 @@ func outboxTable(ctx context.Context, conn *replication.Conn, r *router.Router, 
 	if err != nil {
 		return outbox.Table{}, err
 	}
-	b, err := r.Backlog(rel, facts)
+	b, err := r.Backlog(rel, columns.Seq, facts)
 	if err != nil {
 		return outbox.Table{}, err
 	}
@@ -177,12 +178,24 @@ func (r *Relay) countPending(ctx context.Context) func() {
 	}
 }
 
-// pendingTables describes the tables whose rows are marked or deleted.
+// pendingTables describes the tables whose rows are marked or deleted. Those that cannot be
+// described are the error, beside the others.
 func (r *Relay) pendingTables(ctx context.Context, conn *replication.Conn) ([]outbox.Table, error) {
+	tables, misfits, err := r.outboxTables(ctx, conn)
+	problems := []error{err}
+	for _, name := range slices.Sorted(maps.Keys(misfits)) {
+		problems = append(problems, misfits[name])
+	}
+	return tables, errors.Join(problems...)
+}
+
+// outboxTables does so for the tables with an entry in After. misfits tells, by their names, why
+// some do not fit their configuration.
+func (r *Relay) outboxTables(ctx context.Context, conn *replication.Conn) (fit []outbox.Table, misfits map[string]error, err error) {
 	s := session{r: r, conn: conn, lookup: lookup.New(r.base, conn), catalog: router.NewCatalog(nil)} // to ask about tables with
 	tables, err := replication.Tables(ctx, conn)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var oids []uint32
 	for _, t := range tables {
@@ -192,25 +205,33 @@ func (r *Relay) pendingTables(ctx context.Context, conn *replication.Conn) ([]ou
 	}
 	described, err := replication.Describe(ctx, conn, oids)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	trial, err := s.trialRouter()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var out []outbox.Table
+	misfits = map[string]error{}
 	for _, oid := range oids {
 		rel := described[oid]
 		if rel == nil {
 			continue // dropped this moment
 		}
-		t, err := outboxTable(ctx, conn, trial, rel, r.o.afterOf(rel.Schema+"."+rel.Name))
-		if err != nil {
-			return nil, err
+		name := rel.Schema + "." + rel.Name
+		if _, err := trial.Check(rel, true); err != nil {
+			if conn.IsClosed() { // it looked a type up
+				return nil, nil, err
+			}
+			misfits[name] = err
+			continue
 		}
-		out = append(out, t)
+		t, err := outboxTable(ctx, conn, trial, rel, r.o.afterOf(name))
+		if err != nil {
+			return nil, nil, err
+		}
+		fit = append(fit, t)
 	}
-	return out, nil
+	return fit, misfits, nil
 }
 
 // newAfter makes the loop's part in marks.

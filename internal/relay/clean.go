@@ -27,13 +27,16 @@ func CleanOutbox(ctx context.Context, o Options, c outbox.CleanOptions) ([]outbo
 		return nil, err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() // nothing is under way on it
-	tables, err := r.pendingTables(ctx, conn)
+	tables, misfits, err := r.outboxTables(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
 	var problems []error
 	for _, name := range o.Publications.Outbox {
-		if !slices.ContainsFunc(tables, func(t outbox.Table) bool { return t.String() == name }) {
+		switch {
+		case misfits[name] != nil:
+			problems = append(problems, misfits[name])
+		case !slices.ContainsFunc(tables, func(t outbox.Table) bool { return t.String() == name }):
 			problems = append(problems, &checkpoint.Refusal{
 				What:   fmt.Sprintf("outbox table %s is not there", name),
 				Risk:   "nothing; it is not cleaned",

@@ -92,10 +92,11 @@ type Relay struct {
 	tookOver bool
 	rewound  bool
 
-	sourceSeen, kafkaSeen bool // each was reached once
-	resumed               bool // a checkpoint was read or written, so there has to be one
-	saidOutbox            bool // which columns of the outbox tables were recognised
-	saidLoose             bool // which of them have no unique key
+	sourceSeen, kafkaSeen bool            // each was reached once
+	resumed               bool            // a checkpoint was read or written, so there has to be one
+	saidOutbox            bool            // which columns of the outbox tables were recognised
+	saidLoose             bool            // which of them have no unique key
+	saidUnsettled         map[uint32]bool // those whose rows have no order
 	fault                 fault
 	birth                 *checkpoint.Birth // of a slot that this process made
 	lag                   lagMeter          // the monitor's, which the sessions have one after the other

@@ -190,7 +190,33 @@ func (s *session) inParts(ctx context.Context, t snapshot.Table, parts []uint32)
 func (s *session) backlogOf(ctx context.Context, t snapshot.Table) (snapshot.Table, error) {
 	b, err := s.readBacklog(ctx, t.OID, t.String())
 	t.Key, t.Identity, t.Whole, t.Where = b.Order, b.Primary, false, b.Pending
+	if err == nil && t.Key != nil && !b.Settled {
+		err = s.sayUnsettled(ctx, t, b.Ordered)
+	}
 	return t, err
+}
+
+// sayUnsettled says once of a table with rows that their order is not known. Ordered tells that
+// they go out by time.
+func (s *session) sayUnsettled(ctx context.Context, t snapshot.Table, ordered bool) error {
+	if s.r.saidUnsettled[t.OID] || s.birth.WasEmpty(t.OID) {
+		return nil
+	}
+	rows, err := replication.HasRows(ctx, s.conn, t.Schema, t.Name)
+	if err != nil || !rows {
+		return err
+	}
+	if s.r.saidUnsettled == nil {
+		s.r.saidUnsettled = map[uint32]bool{}
+	}
+	s.r.saidUnsettled[t.OID] = true
+	order := "no number and no time tells in which order the rows that are there already were written: they go out in the order of the key"
+	if ordered {
+		order = "rows that are there already go out by time, and those of the same time, as within a transaction, in the order of the key"
+	}
+	s.log.Warn().Str("table", t.String()).Strs("order", t.Key).
+		Msg(order + ", so that events of one aggregate may change places; a NOT NULL integer such as aggregate_seq keeps them in order")
+	return nil
 }
 
 // readBacklog looks at an outbox table, and refuses where its rows cannot be told apart:
@@ -216,9 +242,16 @@ func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (b r
 	if err != nil {
 		return none, err
 	}
-	b, err = trial.Backlog(rel, facts)
+	columns, err := trial.OutboxColumns(rel)
 	if err != nil {
 		return none, err
+	}
+	b, err = trial.Backlog(rel, columns.Seq, facts)
+	if err != nil {
+		return none, err
+	}
+	if begun := s.facts.Checkpoint.Tables[oid].Key; keepsOrder(begun, b, facts.NotNull) {
+		b.Order = begun // in another one, rows that are out would go out again
 	}
 	if setting != BacklogPending {
 		b.Pending = ""
@@ -253,6 +286,22 @@ func (s *session) readBacklog(ctx context.Context, oid uint32, name string) (b r
 		Risk:   "events that were published before would be published again, or others never",
 		Remedy: "set snapshot: all under its outbox entry to send every row, or snapshot: none to send only what is inserted from now on",
 	}
+}
+
+// keepsOrder tells whether the rows of an outbox table can still be read in the order in which
+// that was begun.
+func keepsOrder(begun []string, b router.Backlog, notNull []string) bool {
+	for _, column := range begun {
+		if !slices.Contains(notNull, column) {
+			return false
+		}
+	}
+	for _, column := range b.Primary {
+		if !slices.Contains(begun, column) {
+			return false
+		}
+	}
+	return begun != nil && b.Primary != nil
 }
 
 // madeAnew tells whether another table was the outbox of that name before.

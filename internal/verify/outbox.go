@@ -50,7 +50,7 @@ func (e *events) open(ctx context.Context, c *compared) error {
 	if err != nil {
 		return err
 	}
-	backlog, err := c.router.Backlog(c.rel, facts)
+	backlog, err := c.router.Backlog(c.rel, "", facts)
 	if err != nil {
 		return fmt.Errorf("look for the column that marks published rows: %w", err)
 	}

@@ -62,7 +62,7 @@ func TestWhichRowsMayBeFromBeforeTheFirstStart(t *testing.T) {
 			}
 			add("published_at", c.published, c.at)
 			add("status", c.status, c.is)
-			backlog, err := r.Backlog(rel, replication.ColumnFacts{})
+			backlog, err := r.Backlog(rel, "", replication.ColumnFacts{})
 			if err != nil {
 				t.Fatal(err)
 			}
