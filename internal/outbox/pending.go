@@ -87,7 +87,7 @@ func (p *Pending) Run(ctx context.Context, connect replication.Connector, tables
 		}
 		if err == nil {
 			began := time.Now()
-			if err = p.look(ctx, conn); err == nil || !IsLost(err) { // a connection that hung cost the server nothing
+			if err = p.look(ctx, conn); !conn.IsClosed() { // one that hung cost the server nothing
 				pause = max(pause, pendingShare*time.Since(began))
 			}
 		}
@@ -95,8 +95,7 @@ func (p *Pending) Run(ctx context.Context, connect replication.Connector, tables
 			return
 		}
 		p.report(err)
-		if err != nil && IsLost(err) {
-			closeQuietly(ctx, conn)
+		if conn != nil && conn.IsClosed() {
 			conn = nil
 		}
 		t := time.NewTimer(pause)
