@@ -45,7 +45,7 @@ func (s *session) bounds(ctx context.Context) error {
 	switch {
 	case r.To > 0 && r.To < s.oldest: // from a time, then
 		return &UsageError{fmt.Sprintf("--to-lsn %s is before %s, which is as far back as replay reaches", r.To, s.oldest)}
-	case r.To > 0 && r.To < s.from: // from a time, too
+	case r.To > 0 && r.To < s.from: // which only a time can give
 		if err := s.checkReversed(ctx); err != nil {
 			return err
 		}
