@@ -287,8 +287,10 @@ func (c *caseRun) waitFence(token string) {
 // quiet checks that the log has no warning and no error.
 func (c *caseRun) quiet() {
 	c.t.Helper()
+	// The server is other tests' too, and a slot is made when their transactions have ended.
+	waits := harness.Message("creating the slot waits")
 	for _, line := range c.proc.Lines() {
-		if level := line.Level(); level != "info" && level != "debug" {
+		if level := line.Level(); level != "info" && level != "debug" && !waits(line) {
 			c.t.Errorf("the log says: %s", line.Raw)
 		}
 	}
