@@ -37,7 +37,7 @@ type ClientOptions struct {
 	TLS      *tls.Config      // nil for plain text
 	SASL     []sasl.Mechanism // tried in order; none for no authentication
 	Logger   zerolog.Logger   // the component's logger, for what the client does by itself
-	Hooks    []kgo.Hook       // for example the metrics of plugin kprom
+	Hooks    []kgo.Hook       // for example metrics; each client has them
 
 	// Dial replaces the dialer, so that tests can put a faulty connection in between;
 	// TLS is put on top of what it returns. Nil dials TCP.

@@ -138,7 +138,7 @@ func (a *app) checkpointSet(ctx context.Context, f setFlags) error {
 			_, err := fmt.Fprintln(a.stderr, text)
 			return err
 		}
-		return a.confirm(text + "\nMove the connector?")
+		return a.confirm(ctx, text+"\nMove the connector?")
 	}
 	r, err := replay.Set(ctx, o)
 	var usage *replay.UsageError

@@ -129,9 +129,9 @@ func (a *app) replay(ctx context.Context, f replayFlags) error {
 	}
 	o.Range = r
 	if f.inPlace && !f.yes && !f.dryRun {
-		if err := a.confirm("The records go to the live topics: old states stand behind newer ones, with an older\n" +
-			"position and the header replay. Consumers that take the last record of a key, and those\n" +
-			"that do not drop positions they have seen, go back to an old state. A compacted topic is\n" +
+		if err := a.confirm(ctx, "The records go to the live topics: old states stand behind newer ones, with an older\n"+
+			"position and the header replay. Consumers that take the last record of a key, and those\n"+
+			"that do not drop positions they have seen, go back to an old state. A compacted topic is\n"+
 			"refused, since its newest state would be lost for all.\nReplay in place?"); err != nil {
 			return err
 		}
@@ -176,10 +176,20 @@ func bar(p replay.Progress) string {
 	return fmt.Sprintf("[%s%s] %3.0f%%  %d records, at %s", strings.Repeat("#", n), strings.Repeat(".", width-n), 100*part, p.Records, p.At)
 }
 
-// confirm asks on stderr and reads the answer from standard input.
-func (a *app) confirm(question string) error {
+// confirm asks on stderr and reads the answer from standard input, until a signal ends it.
+func (a *app) confirm(ctx context.Context, question string) error {
 	_, _ = fmt.Fprint(a.stderr, question+" [yes/no] ")
-	line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input is a no
+	answer := make(chan string, 1)
+	go func() { // it ends with the process: a read cannot be broken off
+		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input is a no
+		answer <- line
+	}()
+	var line string
+	select {
+	case line = <-answer:
+	case <-ctx.Done():
+		return fmt.Errorf("nothing was done: %w", context.Cause(ctx))
+	}
 	if s := strings.ToLower(strings.TrimSpace(line)); s == "y" || s == "yes" {
 		return nil
 	}
@@ -220,6 +230,9 @@ func (a *app) replayOptions(c config.Config, f replayFlags) (replay.Options, err
 	o.Own.Topic += ".replay." + id
 	o.Producer.CheckpointTopic = o.Own.Topic
 	o.Producer.TransactionalID += "-replay-" + id
+	if err := router.ValidTopicName(o.Own.Topic); err != nil {
+		return o, &exitError{exitUsage, fmt.Errorf("--resume: %w", err)}
+	}
 	if f.inPlace {
 		o.Prefix = c.Topics.Prefix
 		return o, nil
@@ -229,9 +242,6 @@ func (a *app) replayOptions(c config.Config, f replayFlags) (replay.Options, err
 	}
 	if err := router.ValidTopicName(o.Prefix); err != nil {
 		return o, &exitError{exitUsage, fmt.Errorf("--topic-prefix: %w", err)}
-	}
-	if err := router.ValidTopicName(o.Own.Topic); err != nil {
-		return o, &exitError{exitUsage, fmt.Errorf("--resume: %w", err)}
 	}
 	// {prefix} is the replay's; a template without it gets the prefix in front.
 	moved := func(t string) string {

@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/signal"
 	"runtime/debug"
+	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/walrelay/walrelay/checkpoint"
@@ -68,6 +72,8 @@ func (a *app) run(ctx context.Context, f runFlags) error {
 	}
 	info, _ := debug.ReadBuildInfo()
 	log.Info().Str("version", versionLine(version, info)).Str("name", c.Name).Msg("walrelay starts")
+	deafen := hearHangups(log)
+	defer deafen()
 
 	// The admin server ends with the relay and not with the signal: while the last batch
 	// is delivered, whoever asks gets an answer.
@@ -107,6 +113,24 @@ func (a *app) run(ctx context.Context, f runFlags) error {
 	return err
 }
 
+// hearHangups keeps SIGHUP, which tells others to read their configuration again, from
+// ending the process. The function that it returns ends it.
+func hearHangups(log zerolog.Logger) func() {
+	signals, ended := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(signals, syscall.SIGHUP)
+	go func() {
+		defer close(ended)
+		for range signals {
+			log.Warn().Msg("SIGHUP: the configuration is read at the start alone; restart to apply a changed one, which loses and doubles nothing")
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(signals)
+		<-ended
+	}
+}
+
 // connector is what run runs, in either mode.
 type connector struct {
 	run    func(context.Context) error
@@ -119,6 +143,8 @@ func (a *app) newConnector(c config.Config, f runFlags, from checkpoint.LSN, log
 	if err != nil {
 		return connector{}, err
 	}
+	o.Kafka.Hooks = []kgo.Hook{newKafkaMetrics(registry)}
+	o.Producer.Client.Hooks = o.Kafka.Hooks
 	if c.Source.Mode == config.ModePolling {
 		if f.takeover {
 			return connector{}, errors.New("--takeover ends the session that holds the slot, and source.mode polling has none; leave it out: instances share the work")

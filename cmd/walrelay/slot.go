@@ -74,10 +74,14 @@ func (a *app) slotShow(ctx context.Context) error {
 		if err != nil || !found {
 			return nil, err
 		}
-		return &shownSlot{
+		shown := &shownSlot{
 			Name: s.Name, Active: s.Active, RestartLSN: s.RestartLSN.String(), Confirmed: s.ConfirmedFlush.String(),
-			Retained: int64(room.WALEnd - s.RestartLSN), WALStatus: s.WALStatus, Invalidation: s.Invalidation, Failover: s.Failover,
-		}, nil
+			WALStatus: s.WALStatus, Invalidation: s.Invalidation, Failover: s.Failover,
+		}
+		if s.RestartLSN > 0 { // one that is lost keeps nothing
+			shown.Retained = int64(room.WALEnd - s.RestartLSN)
+		}
+		return shown, nil
 	}
 	out := shownSlots{Publications: []string{}}
 	if out.Slot, err = read(c.Source.Slot); err != nil {
@@ -127,7 +131,7 @@ func (a *app) slotDrop(ctx context.Context, yes bool) error {
 	text := fmt.Sprintf("%s are dropped: what is committed from now on, until a new slot is made, is never streamed,\n"+
 		"and nothing committed so far can be replayed.", what)
 	if !yes {
-		if err := a.confirm(text + "\nDrop them?"); err != nil {
+		if err := a.confirm(ctx, text+"\nDrop them?"); err != nil {
 			return err
 		}
 	}

@@ -119,6 +119,8 @@ func TestWhatIsWrongWithASingleKey(t *testing.T) {
 		{"outbox: [{topic: x}]", "outbox[0].table: is missing; write for example table: public.outbox, or message-prefix: outbox"},
 		{"outbox: [{message-prefix: o, after: mark}]", "outbox[0].after: goes with a table; a message leaves no row behind"},
 		{"outbox: [{message-prefix: o, snapshot: all}]", "outbox[0].snapshot: goes with a table"},
+		{"topics: {message: \"{prefix}.dead-letter\"}", "topics.message: is the topic of the dead letters, and of nothing else"},
+		{"dead-letter: {topic: \"{prefix}.message\"}", "topics.message: is the topic of the dead letters, and of nothing else"},
 		{"outbox: [{message-prefix: o}, {message-prefix: o}]", "outbox[1].message-prefix: is in outbox[0] already"},
 		{"outbox: [{table: public.o, after: deleted}]", "outbox[0].after: is not one of the choices; did you mean delete?"},
 		{"dead-letter: {on: [encode, oversized]}", "dead-letter.on[1]: is not one of the choices; did you mean oversize?"},
@@ -203,6 +205,11 @@ func TestWhatIsWrongWithASingleKey(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestAMessageOutboxHasAllOfItsProblemsAtOnce(t *testing.T) {
+	text := "name: shop\nsource:\n  dsn: postgres://db/shop\nkafka:\n  brokers: [k:9092]\noutbox: [{message-prefix: o, snapshot: all, after: mark}]\n"
+	wantLines(t, text, problemsOf(t, text), "outbox[0].after: goes with a table", "outbox[0].snapshot: goes with a table")
 }
 
 func TestOutboxesThatAreRight(t *testing.T) {

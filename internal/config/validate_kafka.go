@@ -23,8 +23,10 @@ func (v *validator) topics(c Config) {
 	} {
 		if reason, remedy := fixedTemplate(f.template, f.names...); reason != "" {
 			v.bad(f.path, quoteEmpty(f.template), reason, remedy)
-		} else if c.Kafka.CheckpointTopic != "" && strings.ReplaceAll(f.template, "{prefix}", t.Prefix) == c.Kafka.CheckpointTopic {
+		} else if topic := strings.ReplaceAll(f.template, "{prefix}", t.Prefix); c.Kafka.CheckpointTopic != "" && topic == c.Kafka.CheckpointTopic {
 			v.bad(f.path, f.template, "is the checkpoint topic, which holds only the position", "write another name, such as {prefix}.records")
+		} else if f.path != "dead-letter.topic" && topic == strings.ReplaceAll(c.DeadLetter.Topic, "{prefix}", t.Prefix) {
+			v.bad(f.path, f.template, "is the topic of the dead letters, and of nothing else", "write another name, such as {prefix}.records")
 		}
 	}
 	if t.ReplicationFactor == 0 {

@@ -27,10 +27,13 @@ func (v *validator) outbox(path string, o Outbox, before []Outbox) {
 		v.tableName(path+".table", o.Table)
 	case o.Prefix == "":
 		v.bad(path+".table", "", "is missing", "write for example table: public.outbox, or message-prefix: outbox")
-	case o.After != AfterKeep:
-		v.bad(path+".after", o.After, "goes with a table; a message leaves no row behind", "remove it")
-	case o.Snapshot != "":
-		v.bad(path+".snapshot", o.Snapshot, "goes with a table; there are no messages from before the start", "remove it")
+	default:
+		if o.After != AfterKeep {
+			v.bad(path+".after", o.After, "goes with a table; a message leaves no row behind", "remove it")
+		}
+		if o.Snapshot != "" {
+			v.bad(path+".snapshot", o.Snapshot, "goes with a table; there are no messages from before the start", "remove it")
+		}
 	}
 	for j, b := range before {
 		if o.Prefix != "" && b.Prefix == o.Prefix {

@@ -104,6 +104,9 @@ func TestALostEndTxnReplyOrRequestDeliversOnce(t *testing.T) {
 			if n := faultSum(b.metrics(p), "walrelay_restarts_total", ""); n == 0 {
 				t.Error("walrelay_restarts_total did not grow")
 			}
+			if n := faultSum(b.metrics(p), "walrelay_kafka_connects_total", ""); n == 0 {
+				t.Error("there are no metrics of the Kafka clients")
+			}
 			b.pg.Exec(`INSERT INTO t VALUES (11)`)
 			b.wantIDs("t", faultRange(1, 11))
 			b.stop(p)

@@ -170,7 +170,7 @@ func (r *Relay) countPending(ctx context.Context) func() {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		r.pending.Run(ctx, r.primary, r.pendingTables, r.o.Logger.With().Str("component", "outbox").Logger())
+		r.pending.Run(ctx, r.primary, r.pendingTables, r.o.Logger.With().Str("part", "outbox").Logger())
 	}()
 	return func() {
 		cancel()
@@ -247,7 +247,7 @@ func (s *session) newAfter(ctx context.Context, l *loop, cp checkpoint.Checkpoin
 	if err != nil {
 		return nil, err
 	}
-	a.marker = outbox.NewMarker(ctx, s.r.primary, s.log.With().Str("component", "outbox").Logger())
+	a.marker = outbox.NewMarker(ctx, s.r.primary, s.log.With().Str("part", "outbox").Logger())
 	return a, nil
 }
 

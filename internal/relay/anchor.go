@@ -73,7 +73,7 @@ const (
 )
 
 func newAnchor(r *Relay) *anchor {
-	return &anchor{r: r, o: r.o.Anchor, name: replication.AnchorName(r.o.Slot), log: r.o.Logger.With().Str("component", "anchor").Logger()}
+	return &anchor{r: r, o: r.o.Anchor, name: replication.AnchorName(r.o.Slot), log: r.o.Logger.With().Str("part", "anchor").Logger()}
 }
 
 // run looks until ctx ends. The first checkpoint is written by then, so that an anchor

@@ -262,7 +262,7 @@ func (s *session) relay(ctx context.Context, cp checkpoint.Checkpoint) error {
 		defer s.primary.close(context.WithoutCancel(ctx))
 	}
 	l.merging.readers = snapshot.NewReaders(ctx, snapshot.ReaderOptions{
-		Connect: connect, N: s.r.o.Snapshot.Readers, Publications: s.named, Logger: s.log.With().Str("component", "snapshot").Logger(),
+		Connect: connect, N: s.r.o.Snapshot.Readers, Publications: s.named, Logger: s.log.With().Str("part", "snapshot").Logger(),
 	})
 	defer l.merging.readers.Close()
 	if !l.merging.merger.Active() {
