@@ -29,9 +29,7 @@ func main() {
 
 const schema = `
 CREATE TABLE IF NOT EXISTS processed_events (event_id text PRIMARY KEY, processed_at timestamptz NOT NULL DEFAULT now());
-CREATE TABLE IF NOT EXISTS aggregates (aggregate_id text PRIMARY KEY, last_seq bigint NOT NULL, balance bigint NOT NULL);
-CREATE TABLE IF NOT EXISTS parked_events (event_id text PRIMARY KEY, aggregate_id text NOT NULL, seq bigint NOT NULL, amount bigint NOT NULL);
-CREATE INDEX IF NOT EXISTS parked_events_next ON parked_events (aggregate_id, seq)`
+CREATE TABLE IF NOT EXISTS aggregates (aggregate_id text PRIMARY KEY, last_seq bigint NOT NULL, balance bigint NOT NULL)`
 
 func run(ctx context.Context, dsn, brokers, topic, group string) error {
 	db, err := pgx.Connect(ctx, dsn)
@@ -84,11 +82,13 @@ type event struct {
 }
 
 func parse(r *kgo.Record) (event, error) {
-	e := event{aggregate: string(r.Key)}
+	e := event{aggregate: string(r.Key)} // where the key is another one (partition_key), the header tells
 	for _, h := range r.Headers {
 		switch h.Key {
 		case "id":
 			e.id = string(h.Value)
+		case "aggregate_id":
+			e.aggregate = string(h.Value)
 		case "aggregate_seq":
 			var err error
 			if e.seq, err = strconv.ParseInt(string(h.Value), 10, 64); err != nil {
@@ -109,8 +109,8 @@ func parse(r *kgo.Record) (event, error) {
 	return e, nil
 }
 
-// apply gives e its effect, in tx, unless it has had it. An event that comes before its
-// predecessor is parked, and takes effect right behind it.
+// apply gives e its effect, in tx, unless it has had it. Numbers rise, and may leave gaps:
+// others of the aggregate's events may be in other topics.
 func apply(ctx context.Context, tx pgx.Tx, e event) error {
 	// The row's lock keeps a second consumer of the aggregate (a rebalance) waiting.
 	var last int64
@@ -120,26 +120,11 @@ ON CONFLICT (aggregate_id) DO UPDATE SET last_seq = aggregates.last_seq RETURNIN
 	}
 	first, err := tx.Exec(ctx, `INSERT INTO processed_events (event_id) VALUES ($1) ON CONFLICT DO NOTHING`, e.id)
 	if err != nil || first.RowsAffected() == 0 {
-		return err // a repeat: it has had its effect, or is parked
+		return err // a repeat: it has had its effect
 	}
 	if e.seq <= last {
-		return fmt.Errorf("aggregate %s has had event %d already, under another id: look at its producer", e.aggregate, e.seq)
+		return fmt.Errorf("aggregate %s has had event %d, and number %d comes behind it: look at its producer", e.aggregate, last, e.seq)
 	}
-	if e.seq > last+1 {
-		_, err := tx.Exec(ctx, `INSERT INTO parked_events VALUES ($1, $2, $3, $4)`, e.id, e.aggregate, e.seq, e.amount)
-		return err
-	}
-	for {
-		if _, err := tx.Exec(ctx, `UPDATE aggregates SET last_seq = $2, balance = balance + $3 WHERE aggregate_id = $1`, e.aggregate, e.seq, e.amount); err != nil {
-			return err
-		}
-		e.seq++
-		err := tx.QueryRow(ctx, `DELETE FROM parked_events WHERE aggregate_id = $1 AND seq = $2 RETURNING amount`, e.aggregate, e.seq).Scan(&e.amount)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
+	_, err = tx.Exec(ctx, `UPDATE aggregates SET last_seq = $2, balance = balance + $3 WHERE aggregate_id = $1`, e.aggregate, e.seq, e.amount)
+	return err
 }
