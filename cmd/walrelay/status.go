@@ -66,7 +66,8 @@ func (a *app) status(ctx context.Context, f statusFlags) error {
 		}
 	}
 	configured := a.configFile != ""
-	if configured && f.addr == "" && c.Admin.Listen == "" && c.Source.Mode != config.ModePolling {
+	polling := c.Source.Mode == config.ModePolling
+	if configured && f.addr == "" && c.Admin.Listen == "" && !polling {
 		return a.offline(ctx, f, c, errors.New("admin.listen is empty, so that a connector that runs cannot be asked: this is what Kafka and the database have"))
 	}
 	addr, err := f.address(c, configured)
@@ -75,19 +76,26 @@ func (a *app) status(ctx context.Context, f statusFlags) error {
 	}
 	body, err := askStatus(ctx, addr, c.Admin.Token.Reveal())
 	var unreachable *unreachableError
-	if errors.As(err, &unreachable) && configured && f.addr == "" && c.Source.Mode != config.ModePolling {
+	if errors.As(err, &unreachable) && configured && f.addr == "" && !polling {
 		return a.offline(ctx, f, c, err)
 	}
 	if err != nil {
 		return err
 	}
-	if f.output.value == "json" {
-		_, err := a.stdout.Write(body)
-		return err
-	}
 	var s shownStatus
 	if err := json.Unmarshal(body, &s); err != nil {
 		return fmt.Errorf("read the answer of %s: %w (is that walrelay's admin.listen?)", addr, err)
+	}
+	if configured && f.addr == "" && s.Name != c.Name {
+		err := fmt.Errorf("at %s connector %s answers, and not %s: give each an admin.listen of its own; --addr shows whoever is there", addr, s.Name, c.Name)
+		if polling {
+			return err
+		}
+		return a.offline(ctx, f, c, err)
+	}
+	if f.output.value == "json" {
+		_, err := a.stdout.Write(body)
+		return err
 	}
 	return s.write(a.stdout, time.Now())
 }
@@ -194,6 +202,10 @@ func (s *shownStatus) write(w io.Writer, now time.Time) error {
 	case s.Phase == phase.Stopped && s.Position != "" && s.Confirmed != "":
 		line("lag", "%s", byteSize(s.LagBytes))
 	case s.Phase == phase.Stopped:
+	case s.Phase == phase.Standby:
+		line("lag", "the instance that streams tells")
+	case s.Phase != phase.Streaming && s.Phase != phase.Stopping:
+		line("lag", "not known: nothing is delivered at the moment, and what is committed waits, for %s at the most", roughly(seconds(s.LagSeconds)))
 	default:
 		line("lag", "%s, %s; caught up: %s", byteSize(s.LagBytes), roughly(seconds(s.LagSeconds)), s.caughtUp())
 		line("rates", "%s/s of WAL written, %s/s delivered, %.0f records/s", byteSize(int64(s.Produced)), byteSize(int64(s.Consumed)), s.RecordRate)

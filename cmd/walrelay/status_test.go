@@ -1,7 +1,12 @@
 package main
 
 import (
+	"io"
 	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +51,16 @@ func TestTheStatusFitsOneScreen(t *testing.T) {
 			"problem      Kafka has not taken a batch for 7s",
 			"warning      table public.k has no key",
 		}},
+		{"without a connection", shownStatus{Status: relay.Status{Name: "shop", Phase: phase.Retrying, Since: now.Add(-8 * time.Second), LagSeconds: 9, CatchUp: relay.Seconds(math.Inf(1))}}, []string{
+			"shop       retrying for 8.0 s",
+			"lag        not known: nothing is delivered at the moment, and what is committed waits, for 9.0 s at the most",
+			"delivered  0 records, 0 transactions since the start",
+		}},
+		{"behind another instance", shownStatus{Status: relay.Status{Name: "shop", Phase: phase.Standby}}, []string{
+			"shop       standby",
+			"lag        the instance that streams tells",
+			"delivered  0 records, 0 transactions since the start",
+		}},
 		{"stopped", shownStatus{Status: relay.Status{Name: "shop", Phase: phase.Stopped, Slot: "walrelay_shop", Position: "0/10", Confirmed: "0/10", LagBytes: 2048, RetainedWAL: 4096}}, []string{
 			"shop      stopped",
 			"lag       2 KiB",
@@ -89,6 +104,36 @@ func TestWhereStatusAsks(t *testing.T) {
 		got, err := statusFlags{addr: tt.addr}.address(c, true)
 		if got != tt.want || (err == nil) != (tt.want != "") {
 			t.Errorf("listen %q, --addr %q: %q, %v; want %q", tt.listen, tt.addr, got, err, tt.want)
+		}
+	}
+}
+
+// Two connectors of one host may have the same address: the one that has it is not the other.
+func TestStatusIsOfTheConnectorThatWasAskedFor(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"name":"shop","phase":"streaming"}`) // the test sees what arrives
+	}))
+	defer server.Close()
+	file := filepath.Join(t.TempDir(), "walrelay.yaml")
+	for _, tt := range []struct {
+		name, addr string
+		fails      bool
+	}{{"shop", "", false}, {"billing", "", true}, {"billing", server.URL, false}} {
+		text := "name: " + tt.name + "\nsource: {dsn: 'postgres://127.0.0.1:1/x', mode: polling}\nkafka: {brokers: ['127.0.0.1:1']}\n" +
+			"outbox: [{table: public.outbox, after: mark}]\nadmin: {listen: '" + strings.TrimPrefix(server.URL, "http://") + "'}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, output := range []string{"text", "json"} {
+			var out strings.Builder
+			a := &app{env: os.LookupEnv, stdout: &out, stderr: io.Discard, configFile: file}
+			f := statusFlags{addr: tt.addr}
+			f.output.value = output
+			err := a.status(t.Context(), f)
+			if tt.fails && (err == nil || !strings.Contains(err.Error(), "connector shop answers, and not billing") || out.Len() > 0) ||
+				!tt.fails && (err != nil || !strings.Contains(out.String(), "shop")) {
+				t.Errorf("%s at %q as %s: %v, %q", tt.name, tt.addr, output, err, out.String())
+			}
 		}
 	}
 }

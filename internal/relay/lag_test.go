@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/walrelay/walrelay/checkpoint"
+	"github.com/walrelay/walrelay/internal/phase"
 )
 
 func TestCatchUpTime(t *testing.T) {
@@ -36,6 +37,42 @@ func TestNeverIsAWordInJSON(t *testing.T) {
 			t.Errorf("%s reads as %v, %v", b, float64(back), err)
 		}
 	}
+}
+
+// What is not delivered waits, whether it can be measured or not.
+func TestLagWhileNothingStreams(t *testing.T) {
+	r := New(Options{})
+	ago := func(d time.Duration) { r.sampledAt = time.Now().Add(-d) }
+	want := func(least, most float64, catchUp float64) {
+		t.Helper()
+		if s := r.Status(); s.LagSeconds < least || s.LagSeconds > most || float64(s.CatchUp) != catchUp {
+			t.Errorf("%s: lag %v s, catch-up %v; want %v to %v s, and %v", s.Phase, s.LagSeconds, float64(s.CatchUp), least, most, catchUp)
+		}
+	}
+	never := math.Inf(1)
+	ago(10 * time.Second)
+	want(10, 60, never) // since the start of the process
+	r.setPhase(phase.Streaming)
+	want(10, 60, never) // not measured yet
+	r.sample(Lag{Bytes: 100, Seconds: 3, CatchUp: 7}, 0, 0)
+	ago(time.Hour)
+	want(3, 3, 7)
+	r.setPhase(phase.Retrying)
+	want(3603, 3700, never)
+	r.setPhase(phase.Connecting)
+	want(3603, 3700, never)
+	r.setPhase(phase.Standby)
+	ago(time.Hour)
+	if want(0, 0, 0); r.Status().LagBytes != 0 {
+		t.Errorf("a standby lags by %d bytes", r.Status().LagBytes)
+	}
+	r.setPhase(phase.Fencing) // until then another instance delivered
+	want(0, 60, never)
+	r.setPhase(phase.Streaming)
+	r.sample(Lag{}, 0, 0)
+	want(0, 0, 0)
+	r.setPhase(phase.Stopping)
+	want(0, 0, 0)
 }
 
 // metered feeds a meter a sample a second.

@@ -110,6 +110,8 @@ type Relay struct {
 	marksWait   bool                // the stream waits for that
 	partitions  map[uint32][]string // warnings, by table
 	anchored    checkpoint.Anchor   // zero while it is not known
+	sampled     bool                // the lag is that of the stream that runs
+	sampledAt   time.Time           // when the lag was last known, or the process began
 }
 
 // New makes a Relay; Run runs it.
@@ -123,10 +125,16 @@ func New(o Options) *Relay {
 		connect:       replication.NewConnector(o.DSN, o.AppName, o.ConnOptions...),
 		primary:       replication.NewConnector(primary, o.AppName, o.ConnOptions...),
 		routerMetrics: router.NewMetrics(o.Registerer),
-		metrics:       newMetrics(o.Registerer),
 		pending:       outbox.NewPending(o.Registerer),
 		status:        Status{Phase: phase.Starting, Since: time.Now()},
+		sampledAt:     time.Now(),
 	}
+	r.metrics = newMetrics(o.Registerer, func() (float64, float64) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		seconds, catchUp := r.lagNow(time.Now())
+		return seconds, float64(catchUp)
+	})
 	r.anchor = newAnchor(r)
 	return r
 }

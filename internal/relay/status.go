@@ -2,6 +2,7 @@ package relay
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -62,7 +63,21 @@ func (r *Relay) Status() Status {
 		s.Warnings = append(s.Warnings, r.partitions[root]...)
 	}
 	s.Problems = append(s.Problems, r.stall.Problem("confirmed")...)
+	s.LagSeconds, s.CatchUp = r.lagNow(time.Now())
 	return s
+}
+
+// lagNow is the lag as it is known at the moment: as sampled last while the stream runs. While
+// it does not, what is committed waits, from the last sample on at the most, and nothing catches
+// up. What a standby does not deliver another instance does. r.mu is held.
+func (r *Relay) lagNow(now time.Time) (seconds float64, catchUp Seconds) {
+	switch {
+	case r.sampled || r.status.Phase == phase.Stopped:
+		return r.status.LagSeconds, r.status.CatchUp
+	case r.status.Phase == phase.Standby:
+		return 0, 0
+	}
+	return r.status.LagSeconds + now.Sub(r.sampledAt).Seconds(), Seconds(math.Inf(1))
 }
 
 // Ready tells why the connector is not streaming, or nil where it is.
@@ -79,8 +94,6 @@ type metrics struct {
 	confirmed   prometheus.Gauge
 	buffer      prometheus.Gauge
 	lagBytes    prometheus.Gauge
-	lagSeconds  prometheus.Gauge
-	catchUp     prometheus.Gauge
 	retainedWAL prometheus.Gauge
 	isrShort    prometheus.Gauge
 
@@ -88,7 +101,7 @@ type metrics struct {
 	snapshotTables *prometheus.GaugeVec
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
+func newMetrics(reg prometheus.Registerer, lag func() (seconds, catchUp float64)) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
@@ -101,8 +114,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		confirmed:   gauge("walrelay_confirmed_position", "LSN confirmed to PostgreSQL, as a number."),
 		buffer:      gauge("walrelay_buffer_bytes", "Bytes read from PostgreSQL and not yet committed in Kafka."),
 		lagBytes:    gauge("walrelay_lag_bytes", "WAL written and not yet delivered."),
-		lagSeconds:  gauge("walrelay_lag_seconds", "Age of the oldest WAL that is not delivered; 0 when caught up."),
-		catchUp:     gauge("walrelay_catch_up_seconds", "Time until all is delivered, at the rates of the last seconds; +Inf for never."),
 		retainedWAL: gauge("walrelay_slot_retained_wal_bytes", "WAL that the slot keeps from being removed."),
 		snapshotRows: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "walrelay_snapshot_rows_total", Help: "Rows read by snapshots and sent on, by table.",
@@ -113,7 +124,14 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		isrShort: gauge("walrelay_isr_short_partitions", "Partitions written to whose in-sync replicas are fewer than their replicas."),
 	}
 	if reg != nil {
-		reg.MustRegister(m.restarts, m.position, m.confirmed, m.buffer, m.lagBytes, m.lagSeconds, m.catchUp, m.retainedWAL, m.isrShort, m.snapshotRows, m.snapshotTables)
+		reg.MustRegister(
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+				Name: "walrelay_lag_seconds", Help: "Age of the oldest WAL that is not delivered; 0 when caught up, and on a standby.",
+			}, func() float64 { seconds, _ := lag(); return seconds }),
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+				Name: "walrelay_catch_up_seconds", Help: "Time until all is delivered, at the rates of the last seconds; +Inf for never.",
+			}, func() float64 { _, catchUp := lag(); return catchUp }))
+		reg.MustRegister(m.restarts, m.position, m.confirmed, m.buffer, m.lagBytes, m.retainedWAL, m.isrShort, m.snapshotRows, m.snapshotTables)
 	}
 	return m
 }
@@ -121,10 +139,15 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 func (r *Relay) setPhase(p phase.Phase) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if p == phase.Standby || r.status.Phase == phase.Standby { // what it knew was another instance's to deliver
+		r.metrics.lagBytes.Set(0)
+		r.status.LagBytes, r.status.LagSeconds, r.sampledAt = 0, 0, time.Now()
+	}
 	if r.status.Phase != p {
 		r.status.Phase, r.status.Since = p, time.Now()
 	}
 	r.metrics.state.Set(p)
+	r.sampled = r.sampled && (p == phase.Streaming || p == phase.Stopping)
 }
 
 func (r *Relay) setProblem(text string) {
@@ -250,12 +273,11 @@ func (r *Relay) setConfirmed(lsn checkpoint.LSN) {
 // sample takes over what the monitor measured.
 func (r *Relay) sample(lag Lag, retained, isrShort int64) {
 	r.metrics.lagBytes.Set(float64(lag.Bytes))
-	r.metrics.lagSeconds.Set(lag.Seconds)
-	r.metrics.catchUp.Set(float64(lag.CatchUp))
 	r.metrics.retainedWAL.Set(float64(retained))
 	r.metrics.isrShort.Set(float64(isrShort))
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.sampled, r.sampledAt = true, time.Now()
 	r.status.LagBytes, r.status.LagSeconds, r.status.CatchUp = lag.Bytes, lag.Seconds, lag.CatchUp
 	r.status.Consumed, r.status.Produced, r.status.RecordRate, r.status.RetainedWAL = lag.Consumed, lag.Produced, lag.Records, retained
 }
