@@ -66,8 +66,8 @@ func (a *app) status(ctx context.Context, f statusFlags) error {
 		}
 	}
 	configured := a.configFile != ""
-	polling := c.Source.Mode == config.ModePolling
-	if configured && f.addr == "" && c.Admin.Listen == "" && !polling {
+	polled := c.Source.Mode == config.ModePolling
+	if configured && f.addr == "" && c.Admin.Listen == "" && !polled {
 		return a.offline(ctx, f, c, errors.New("admin.listen is empty, so that a connector that runs cannot be asked: this is what Kafka and the database have"))
 	}
 	addr, err := f.address(c, configured)
@@ -76,7 +76,7 @@ func (a *app) status(ctx context.Context, f statusFlags) error {
 	}
 	body, err := askStatus(ctx, addr, c.Admin.Token.Reveal())
 	var unreachable *unreachableError
-	if errors.As(err, &unreachable) && configured && f.addr == "" && !polling {
+	if errors.As(err, &unreachable) && configured && f.addr == "" && !polled {
 		return a.offline(ctx, f, c, err)
 	}
 	if err != nil {
@@ -88,7 +88,7 @@ func (a *app) status(ctx context.Context, f statusFlags) error {
 	}
 	if configured && f.addr == "" && s.Name != c.Name {
 		err := fmt.Errorf("at %s connector %s answers, and not %s: give each an admin.listen of its own; --addr shows whoever is there", addr, s.Name, c.Name)
-		if polling {
+		if polled {
 			return err
 		}
 		return a.offline(ctx, f, c, err)
