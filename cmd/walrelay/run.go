@@ -13,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
-	"github.com/twmb/franz-go/pkg/kgo"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/walrelay/walrelay/checkpoint"
@@ -22,6 +21,7 @@ import (
 	"github.com/walrelay/walrelay/internal/polling"
 	"github.com/walrelay/walrelay/internal/relay"
 	"github.com/walrelay/walrelay/internal/replay"
+	"github.com/walrelay/walrelay/router"
 )
 
 // newRunCommand is run: the connector.
@@ -143,7 +143,7 @@ func (a *app) newConnector(c config.Config, f runFlags, from checkpoint.LSN, log
 	if err != nil {
 		return connector{}, err
 	}
-	o.Kafka.Hooks = []kgo.Hook{newKafkaMetrics(registry)}
+	o.Kafka.Hooks = router.ClientMetrics(registry)
 	o.Producer.Client.Hooks = o.Kafka.Hooks
 	if c.Source.Mode == config.ModePolling {
 		if f.takeover {

@@ -1,4 +1,4 @@
-package main
+package router
 
 import (
 	"sync"
@@ -15,8 +15,9 @@ type kafkaMetrics struct {
 	once sync.Once
 }
 
-func newKafkaMetrics(reg prometheus.Registerer) *kafkaMetrics {
-	return &kafkaMetrics{Metrics: kprom.NewMetrics("walrelay_kafka", kprom.Registerer(ofAllClients{reg}))}
+// ClientMetrics makes them, as the hooks of clients. It is called once for a registry.
+func ClientMetrics(reg prometheus.Registerer) []kgo.Hook {
+	return []kgo.Hook{&kafkaMetrics{Metrics: kprom.NewMetrics("walrelay_kafka", kprom.Registerer(ofAllClients{reg}))}}
 }
 
 // OnNewClient registers them with the first client.
