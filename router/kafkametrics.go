@@ -31,6 +31,7 @@ func (m *kafkaMetrics) OnClientClosed(*kgo.Client) {}
 // ofAllClients leaves out the gauges that ask one client.
 type ofAllClients struct{ prometheus.Registerer }
 
+// MustRegister registers the others.
 func (r ofAllClients) MustRegister(list ...prometheus.Collector) {
 	for _, c := range list {
 		if _, ofOne := c.(prometheus.GaugeFunc); !ofOne {
