@@ -123,7 +123,7 @@ ON CONFLICT (aggregate_id) DO UPDATE SET last_seq = aggregates.last_seq RETURNIN
 		return err // a repeat: it has had its effect
 	}
 	if e.seq <= last {
-		return fmt.Errorf("aggregate %s has had event %d, and number %d comes behind it: look at its producer", e.aggregate, last, e.seq)
+		return fmt.Errorf("aggregate %s has had event %d, and number %d comes behind it, under another id: look at how the numbers are made", e.aggregate, last, e.seq)
 	}
 	_, err = tx.Exec(ctx, `UPDATE aggregates SET last_seq = $2, balance = balance + $3 WHERE aggregate_id = $1`, e.aggregate, e.seq, e.amount)
 	return err

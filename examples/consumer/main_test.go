@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -104,8 +105,14 @@ func TestEachEventTakesEffectOnce(t *testing.T) {
 	}
 	sound()
 	send("another id", 0, 3*events+1)
-	err = last.Wait()
-	if err == nil || !strings.Contains(said.String(), "aggregate order-0 has had event 184, and number 181 comes behind it") {
+	ended := make(chan error, 1)
+	go func() { ended <- last.Wait() }()
+	select {
+	case err = <-ended:
+	case <-time.After(harness.DefaultTimeout):
+		t.Fatal("an old number under a new id does not end the consumer")
+	}
+	if err == nil || !strings.Contains(said.String(), "aggregate order-0 has had event 184, and number 181 comes behind it, under another id") {
 		t.Errorf("an old number under a new id: %v: %s", err, said.String())
 	}
 	sound()
