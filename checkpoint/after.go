@@ -243,6 +243,11 @@ func (r *afterRecord) after() (*After, error) {
 		if table.Rows, err = keysOf(t.Rows); err != nil {
 			return bad(err)
 		}
+		if len(table.Rows) == 0 {
+			table.Key, table.Rows = nil, nil // a key is that of rows
+		} else if len(table.Key) == 0 {
+			return bad(fmt.Errorf("table %s has rows and no key", quote(name)))
+		}
 		for _, row := range table.Rows {
 			if len(row) != len(table.Key) {
 				return bad(fmt.Errorf("table %s has a row of %d columns, and its key %d", quote(name), len(row), len(table.Key)))

@@ -328,7 +328,7 @@ func (r *positionRecord) checkpoint() (c Checkpoint, delta Delta, err error) {
 		c.Publications = append(c.Publications, Publication{Name: p.Name, Horizon: LSN(p.Horizon)})
 	}
 	c.SlotSnapshot, c.Requests, c.Rewound = r.SlotSnapshot, r.Requests, LSN(r.Rewound)
-	if r.Anchor != nil && r.Anchor.AtUS != nil {
+	if r.Anchor != nil && r.Anchor.LSN != 0 && r.Anchor.AtUS != nil { // one at 0/0 is none
 		c.Anchor = Anchor{LSN: LSN(r.Anchor.LSN), At: timeOf(r.Anchor.AtUS)}
 	}
 	if r.Replay != nil {
