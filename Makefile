@@ -61,7 +61,7 @@ race: check-go ## the tests that start no server, under the race detector (needs
 fuzz: check-go ## every Fuzz function for FUZZTIME (100000x: so many runs)
 	@{ git grep -oE '^func Fuzz[A-Za-z0-9_]*' -- '*_test.go' || echo "fuzz: there is no Fuzz function" >&2; } | while IFS=: read -r file func; do \
 		echo "fuzz: $${func#func } in $$(dirname $$file)"; \
-		go test -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file) </dev/null; \
+		go test -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x ./$$(dirname $$file) </dev/null; \
 	done
 
 bench: check-go ## measure throughput and latency
